@@ -133,6 +133,22 @@ pub enum ConfigError {
         /// The number of bytes requested.
         bytes: usize,
     },
+    /// A limit of the system leaves too little memory for what a variable requests.
+    #[error("{limit}, or set {name} lower")]
+    Limited {
+        /// The variable.
+        name: &'static str,
+        /// The limit, and the command that raises it.
+        limit: String,
+    },
+    /// An address that this machine does not have.
+    #[error("{}{problem}", .origin.place())]
+    Address {
+        /// Where it was set.
+        origin: Origin,
+        /// The value, and the addresses that there are.
+        problem: String,
+    },
     /// A size is out of range.
     #[error("configuration: {0}")]
     Geometry(#[from] LayoutError),
@@ -230,8 +246,8 @@ struct Sources {
     origins: BTreeMap<&'static str, Origin>,
     /// The files that were read.
     files: Vec<PathBuf>,
-    /// Warnings about environment variables that do not exist.
-    unknown: Vec<String>,
+    /// Warnings about environment variables that do not exist, and about files that cannot be read.
+    ignored: Vec<String>,
 }
 
 impl PartialEq for Sources {
@@ -297,11 +313,12 @@ impl Default for Config {
 
 impl Config {
     /// Returns the defaults, changed by the configuration files, then by the environment. See [`VARIABLES`]; an unknown
-    /// variable that begins with `NEMESIA_` is among the [`warnings`](Self::warnings).
+    /// variable that begins with `NEMESIA_` is among the [`warnings`](Self::warnings), and so is a file that cannot be
+    /// read, unless NEMESIA_CONFIG names it. An empty variable is as one that is not set.
     ///
     /// # Errors
-    /// A file cannot be read, a line of it is malformed or names no variable, or a value cannot be used; the first of
-    /// these.
+    /// The file of NEMESIA_CONFIG cannot be read, a line of a file is malformed or names no variable, or a value cannot
+    /// be used; the first of these.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::from_vars(std::env::vars_os())
     }
@@ -318,7 +335,13 @@ impl Config {
             Places::Named(path) => config.read_file(&path)?,
             Places::Usual(paths) => {
                 for path in paths {
-                    config.read_if_there(&path)?;
+                    match config.read_if_there(&path) {
+                        // No one has asked for the file.
+                        Err(error @ ConfigError::File { .. }) => {
+                            config.sources.ignored.push(format!("{error}; it is ignored"));
+                        }
+                        read => _ = read?,
+                    }
                 }
             }
         }
@@ -326,7 +349,7 @@ impl Config {
             match Variable::find(name) {
                 Some(variable) => config.assign_from_env(variable, value)?,
                 None if table::is_used_elsewhere(name) => {}
-                None => config.sources.unknown.push(table::no_such(name).to_string()),
+                None => config.sources.ignored.push(table::no_such(name).to_string()),
             }
         }
         config.geometry()?;
@@ -387,7 +410,7 @@ impl Config {
     /// Returns warnings about preferences that cannot be met, and about variables that do not exist. They are among
     /// [`Endpoint::warnings`](crate::Endpoint::warnings); in strict mode no endpoint opens with any.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = self.sources.unknown.clone();
+        let mut warnings = self.sources.ignored.clone();
         let possible = self.most_fastbox_bytes();
         if let Some(wanted) = self.fastbox_limit.filter(|wanted| *wanted > possible) {
             warnings.push(format!(
@@ -453,6 +476,8 @@ impl Config {
     fn assign_from_env(&mut self, variable: &Variable, value: &OsStr) -> Result<(), ConfigError> {
         let origin = Origin::Environment;
         match value.to_str() {
+            // Scripts set a variable so that has no value.
+            Some(text) if text.trim().is_empty() => Ok(()),
             Some(text) => self.assign(variable, text.trim(), origin),
             None => {
                 let Variable { name, values, .. } = *variable;
@@ -465,6 +490,9 @@ impl Config {
     fn assign(&mut self, variable: &Variable, value: &str, origin: Origin) -> Result<(), ConfigError> {
         let Variable { name, values, .. } = *variable;
         if variable.set(self, value).is_none() {
+            if let Some(problem) = table::wrong_address(variable, value) {
+                return Err(ConfigError::Address { origin, problem });
+            }
             return Err(ConfigError::Variable { origin, name, value: value.to_owned(), values });
         }
         self.sources.origins.insert(name, origin);

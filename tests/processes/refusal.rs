@@ -81,6 +81,9 @@ fn low_limits_are_named_with_the_command_that_raises_them() -> Result<(), String
     alone(&open().before("ulimit -f 16"), &["file size limit is", "ulimit -f unlimited"])?;
     let large = open().env("NEMESIA_CELL_BYTES", "16777216");
     alone(&large.clone().before("ulimit -v 300000"), &["address space limit is", "ulimit -v "])?;
+    // The limit, and not the setting, is what is too low.
+    let room = open().env("NEMESIA_UNEXPECTED_BYTES", "1073741824").before("ulimit -v 600000");
+    alone(&room, &["address space limit is", "ulimit -v ", "or set NEMESIA_UNEXPECTED_BYTES lower"])?;
     // A world of one opens too few descriptors to meet a limit, and so does one without connections.
     let ranks =
         open().env("NEMESIA_CONNECT", "start").wrapper("prlimit --nofile=14").spawn(2)?.wait(LIMIT)?;
@@ -138,13 +141,9 @@ fn half_of_a_launcher_is_refused() -> Result<(), String> {
 #[test]
 fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), String> {
     for (name, value, parts) in [
-        ("NEMESIA_CELLS", "32", ["its cells is 32, ours is 64", "set NEMESIA_CELLS alike"]),
-        ("NEMESIA_CELL_BYTES", "1024", ["cell_bytes is 1024, ours is 32768", "set NEMESIA_CELL_BYTES alike"]),
-        (
-            "NEMESIA_FASTBOX_SLOTS",
-            "4",
-            ["fastbox_slots is 4, ours is 128", "set NEMESIA_FASTBOX_SLOTS alike"],
-        ),
+        ("NEMESIA_CELLS", "32", ["NEMESIA_CELLS is 32 there, and 64 here", "set it alike"]),
+        ("NEMESIA_CELL_BYTES", "1024", ["NEMESIA_CELL_BYTES is 1024 there, and 32768 here", "set it alike"]),
+        ("NEMESIA_FASTBOX_SLOTS", "4", ["NEMESIA_FASTBOX_SLOTS is 4 there, and 128 here", "set it alike"]),
     ] {
         let job = open().before(&format!("[ $PMI_RANK = 1 ] && export {name}={value}"));
         let [one, two] = parts;
@@ -177,7 +176,7 @@ const IMPOSTORS: [(&str, &str, &str); 31] = [
     ("handshake-long", "too long", "it never connected"),
     ("handshake-rank", "it claims to be rank 7", "it never connected"),
     ("handshake-number", "by the number 4096, but the largest is 4095", "it never connected"),
-    ("handshake-cells", "its cells is 32, ours is 64", "its cells is 32, ours is 64"),
+    ("handshake-cells", "NEMESIA_CELLS is 32 there", "NEMESIA_CELLS is 32 there"),
     ("silent", "timed out", "it never connected"),
     ("closes", "is gone", "gone"),
     ("descriptors-none", "0 descriptors instead of 3", "0 descriptors instead of 3"),

@@ -11,16 +11,20 @@ use std::time::Duration;
 pub enum BootstrapError {
     /// Some of PMI_FD, PMI_RANK and PMI_SIZE are set, but not all.
     #[error(
-        "{missing} is not set although {present} is; start with mpiexec.hydra or `nemesia run`, or unset {present}"
+        "{missing} is not set, unlike {present}; start with mpiexec.hydra or `nemesia run`, or unset {present} to run \
+         one process alone"
     )]
     Missing {
-        /// A variable that is set.
-        present: &'static str,
+        /// The variables that are set.
+        present: String,
         /// The variable that is not set.
         missing: &'static str,
     },
     /// A variable holds no number, or one out of range.
-    #[error("{name}={value:?} is not {wanted}; start with mpiexec.hydra or `nemesia run`, which set it")]
+    #[error(
+        "{name}={value:?} is not {wanted}; start with mpiexec.hydra or `nemesia run`, which set it, or unset PMI_FD, \
+         PMI_RANK and PMI_SIZE to run one process alone"
+    )]
     BadVariable {
         /// The variable.
         name: &'static str,
@@ -76,7 +80,10 @@ pub enum BootstrapError {
         value: String,
     },
     /// The launcher closed the connection.
-    #[error("the launcher closed PMI_FD during {during}; see its output for the reason, and start again")]
+    #[error(
+        "PMI_FD was closed at its other end during {during}: the launcher has ended, or ends this job, or PMI_FD is \
+         not its connection; start again with mpiexec.hydra or `nemesia run`"
+    )]
     LauncherGone {
         /// The operation.
         during: &'static str,

@@ -37,7 +37,7 @@ pub use wire::WireError;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 /// The time limit of a request to the launcher, unless another deadline is given.
@@ -376,15 +376,17 @@ type Lookup<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 /// Reads the three variables; `None` if there is no launcher.
 fn discover(lookup: Lookup<'_>) -> Result<Option<Announcement>, BootstrapError> {
     const NAMES: [&str; 3] = ["PMI_FD", "PMI_RANK", "PMI_SIZE"];
-    let present = NAMES.into_iter().find(|name| lookup(name).is_some());
-    let missing = NAMES.into_iter().find(|name| lookup(name).is_none());
-    match (present, missing) {
-        (None, _) => refuse_foreign_launcher(lookup).map(|()| None),
-        (Some(present), Some(missing)) => Err(BootstrapError::Missing { present, missing }),
-        (Some(_), None) => {
+    // An empty variable is as one that is not set.
+    let is_set = |name: &&str| lookup(name).is_some_and(|value| !value.is_empty());
+    let present: Vec<&str> = NAMES.into_iter().filter(is_set).collect();
+    match NAMES.into_iter().find(|name| !is_set(name)) {
+        Some(_) if present.is_empty() => refuse_foreign_launcher(lookup).map(|()| None),
+        Some(missing) => Err(BootstrapError::Missing { present: present.join(" and "), missing }),
+        None => {
             let fd = number(lookup, "PMI_FD", "a file descriptor")?;
-            let rank = number(lookup, "PMI_RANK", "a rank from 0")?;
-            let size = number(lookup, "PMI_SIZE", "a number of processes from 1")?;
+            let rank = number::<u32>(lookup, "PMI_RANK", "a rank from 0 to 4294967295")? as usize;
+            let wanted = "a number of processes from 1 to 4294967295";
+            let size = number::<NonZeroU32>(lookup, "PMI_SIZE", wanted)?.get() as usize;
             if rank >= size {
                 return Err(BootstrapError::RankOutOfRange { rank, size });
             }

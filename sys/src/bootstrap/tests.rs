@@ -50,13 +50,25 @@ fn without_a_launcher_there_is_a_world_of_one() {
 fn contradictions_in_the_environment_name_the_variable() {
     let missing = message_of(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]);
     assert!(missing.contains("PMI_FD is not set"), "{missing}");
+    assert!(missing.contains("or unset PMI_RANK and PMI_SIZE to run one process alone"), "{missing}");
+    // An empty variable is as one that is not set.
+    let empty = message_of(&[("PMI_FD", ""), ("PMI_RANK", "0"), ("PMI_SIZE", "2")]);
+    assert_eq!(empty, missing);
+    let nothing = &[("PMI_FD", ""), ("PMI_RANK", ""), ("PMI_SIZE", "")];
+    assert!(Bootstrap::from_lookup(environment(nothing), LONG, false).unwrap().is_singleton());
     for (pairs, name) in [
         (&[("PMI_FD", "x"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")][..], "PMI_FD=\"x\""),
         (&[("PMI_FD", "5"), ("PMI_RANK", "-1"), ("PMI_SIZE", "1")][..], "PMI_RANK=\"-1\""),
-        (&[("PMI_FD", "5"), ("PMI_RANK", "0"), ("PMI_SIZE", "")][..], "PMI_SIZE=\"\""),
+        (
+            &[("PMI_FD", "5"), ("PMI_RANK", "0"), ("PMI_SIZE", "99999999999")][..],
+            "processes from 1 to 4294967295",
+        ),
         (&[("PMI_FD", "5"), ("PMI_RANK", "0"), ("PMI_SIZE", "+1")][..], "PMI_SIZE=\"+1\""),
         (&[("PMI_FD", "5"), ("PMI_RANK", "2"), ("PMI_SIZE", "2")][..], "PMI_RANK=2"),
-        (&[("PMI_FD", "5"), ("PMI_RANK", "0"), ("PMI_SIZE", "0")][..], "PMI_SIZE=0"),
+        (
+            &[("PMI_FD", "5"), ("PMI_RANK", "0"), ("PMI_SIZE", "0")][..],
+            "PMI_SIZE=\"0\" is not a number of processes from 1",
+        ),
         (&[("PMI_FD", "1"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")][..], "PMI_FD=1 is a standard stream"),
         (
             &[("PMI_FD", "999999999"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")][..],
@@ -274,6 +286,7 @@ fn client_of(answers: &'static [u8]) -> BootstrapError {
 #[test]
 fn a_launcher_is_not_trusted() {
     assert!(matches!(client_of(b""), BootstrapError::LauncherGone { during: "init" }));
+    assert!(client_of(b"").to_string().contains("or PMI_FD is not its connection"));
     assert!(matches!(client_of(b"cmd=respo"), BootstrapError::LauncherGone { .. }));
     assert!(matches!(client_of(b"cmd=nonsense\n"), BootstrapError::Protocol { .. }));
     assert!(matches!(client_of(b"cmd=finalize_ack\n"), BootstrapError::Unexpected { .. }));

@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::ConfigError;
@@ -56,12 +57,17 @@ pub(super) fn read(path: &Path) -> Result<Option<String>, ConfigError> {
         path: path.to_owned(),
         reason: format!("{reason}: {VARIABLE} names another, or none if it is empty"),
     };
-    let file = match File::open(path).and_then(above_standard) {
+    // The opening of a pipe would wait for a writer.
+    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = match opened.and_then(above_standard) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(None);
         }
         opened => opened.map_err(|error| refused(&error))?,
     };
+    if file.metadata().is_ok_and(|it| it.file_type().is_fifo()) {
+        return Err(refused(&"it is a pipe, which may never end; a file is needed"));
+    }
     let mut text = String::new();
     file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(|error| refused(&error))?;
     if text.len() as u64 > MOST_BYTES {

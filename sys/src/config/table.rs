@@ -15,7 +15,7 @@ use nemesia_core::shared::layout::Geometry;
 use super::{
     ChannelDesign, Config, ConfigError, FastPathChoice, JobKeySource, NetChoice, Origin, SingleCopy, Stores,
 };
-use crate::os::{HugePages, SegmentBacking};
+use crate::os::{HugePages, SegmentBacking, interfaces};
 use crate::regcache::Telling;
 
 /// A setting with a name: in the environment, in a file, and for [`Config::set`](super::Config::set).
@@ -571,6 +571,11 @@ const TESTS: &str = "NEMESIA_TEST_";
 /// Returns whether something other than the table uses a name.
 pub(super) fn is_used_elsewhere(name: &str) -> bool {
     OTHERS.contains(&name) || name.starts_with(TESTS)
+}
+
+/// Returns why a value that this variable does not take is no address of this machine; `None` for other variables.
+pub(super) fn wrong_address(variable: &Variable, value: &str) -> Option<String> {
+    (variable.name == place::ADDRESS.name).then(|| interfaces::choose(Some(value), None).err())?
 }
 
 /// Returns a message for a name that does not exist, with the one that was probably meant. Returns the variable of this

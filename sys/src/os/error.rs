@@ -50,7 +50,10 @@ pub enum ShmError {
         limit: String,
     },
     /// More file descriptors are wanted than this process may open.
-    #[error("open file limit is {limit}, {open} are open, {wanted} more wanted: ulimit -n {}", open + wanted)]
+    #[error(
+        "open file limit is {limit}, {open} are open{}, {wanted} more wanted: ulimit -n {}",
+        earlier(*.open, *.limit), open + wanted
+    )]
     DescriptorLimit {
         /// The soft limit.
         limit: u64,
@@ -112,7 +115,9 @@ pub enum ShmError {
         available: Bytes,
     },
     /// The kernel or the container refuses anonymous memory files.
-    #[error("memfd_create is refused here: {errno}: use the /dev/shm backing instead")]
+    #[error(
+        "memfd_create is refused here: {errno}: set NEMESIA_BACKING=devshm, or permit the call (seccomp of a container)"
+    )]
     NoMemfd {
         /// The kernel's reason.
         errno: io::Error,
@@ -214,6 +219,11 @@ pub enum ShmError {
     },
 }
 
+/// Explains how more files are open than the limit permits.
+const fn earlier(open: u64, limit: u64) -> &'static str {
+    if open > limit { " since before it was lowered" } else { "" }
+}
+
 fn in_use(locked: Bytes) -> String {
     if locked.0 == 0 { String::new() } else { format!(" of which {locked} in use") }
 }
@@ -266,6 +276,15 @@ mod tests {
         ] {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
+    }
+
+    #[test]
+    fn more_open_files_than_the_limit_and_a_refused_memfd_are_explained() {
+        let text = |open| ShmError::DescriptorLimit { limit: 10, open, wanted: 4 }.to_string();
+        assert_eq!(text(10), "open file limit is 10, 10 are open, 4 more wanted: ulimit -n 14");
+        assert!(text(12).contains("12 are open since before it was lowered, 4 more"), "{}", text(12));
+        let refused = ShmError::NoMemfd { errno: io::Error::from_raw_os_error(libc::EPERM) }.to_string();
+        assert!(refused.contains("set NEMESIA_BACKING=devshm"), "{refused}");
     }
 
     #[test]

@@ -100,8 +100,9 @@ pub fn require_file_size(bytes: usize) -> Result<(), ShmError> {
 /// [`ShmError::DescriptorLimit`], with the command that raises the limit.
 pub fn require_descriptors(more: usize) -> Result<(), ShmError> {
     let Some(limit) = open_files() else { return Ok(()) };
-    // The directory listing itself holds one descriptor open.
-    let open = fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1) as u64);
+    // The directory listing itself holds one descriptor open. If there is none left for it, all are in use.
+    let open =
+        fs::read_dir("/proc/self/fd").map_or(limit, |entries| entries.count().saturating_sub(1) as u64);
     let wanted = more as u64;
     if open.saturating_add(wanted) > limit {
         return Err(ShmError::DescriptorLimit { limit, open, wanted });

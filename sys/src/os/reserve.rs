@@ -42,7 +42,13 @@ impl ReservedMemory {
         let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
         let refused = || ShmError::system("reserving addresses", std::io::Error::last_os_error());
         if base == libc::MAP_FAILED {
-            return Err(refused());
+            let error = refused();
+            // After mlockall(MCL_FUTURE), addresses count as locked.
+            if matches!(&error, ShmError::System { errno, .. } if errno.raw_os_error() == Some(libc::EAGAIN))
+            {
+                limits::require_memlock(len)?;
+            }
+            return Err(error);
         }
         let base = NonNull::new(base.cast()).ok_or_else(refused)?;
         Ok(Self { base, len, committed: 0 })

@@ -186,7 +186,7 @@ impl CallerPacket {
 /// that differs.
 pub(super) fn compare(ours: (u32, &Geometry), handshake: &ShmHandshake) -> Result<(), String> {
     let (size, sizes) = ours;
-    check_equal(("number of processes", size, handshake.size, "start all with one launcher"))?;
+    check_equal(("the number of processes", size, handshake.size, "start all with one launcher"))?;
     compare_sizes(sizes, handshake)
 }
 
@@ -194,9 +194,9 @@ pub(super) fn compare(ours: (u32, &Geometry), handshake: &ShmHandshake) -> Resul
 pub(super) fn compare_sizes(ours: &Geometry, handshake: &ShmHandshake) -> Result<(), String> {
     let theirs = &handshake.geometry;
     let fields = [
-        ("cells", ours.cells, theirs.cells, "set NEMESIA_CELLS alike"),
-        ("cell_bytes", ours.cell_bytes, theirs.cell_bytes, "set NEMESIA_CELL_BYTES alike"),
-        ("fastbox_slots", ours.fastbox_slots, theirs.fastbox_slots, "set NEMESIA_FASTBOX_SLOTS alike"),
+        ("NEMESIA_CELLS", ours.cells, theirs.cells, "set it alike"),
+        ("NEMESIA_CELL_BYTES", ours.cell_bytes, theirs.cell_bytes, "set it alike"),
+        ("NEMESIA_FASTBOX_SLOTS", ours.fastbox_slots, theirs.fastbox_slots, "set it alike"),
     ];
     fields.into_iter().try_for_each(check_equal)
 }
@@ -204,7 +204,7 @@ pub(super) fn compare_sizes(ours: &Geometry, handshake: &ShmHandshake) -> Result
 fn check_equal((field, ours, theirs, remedy): (&str, u32, u32, &str)) -> Result<(), String> {
     match ours == theirs {
         true => Ok(()),
-        false => Err(format!("its {field} is {theirs}, ours is {ours}: {remedy} in all processes")),
+        false => Err(format!("{field} is {theirs} there, and {ours} here: {remedy} in all processes")),
     }
 }
 

@@ -362,8 +362,10 @@ fn wrong(error: &clap::Error) -> String {
     }
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
+    // The words of Rust's parser.
+    let text = text.replace("invalid digit found in string", "it is not a whole number");
     let mut parts = text.split("\n\n");
-    let first = parts.next().unwrap_or(text);
+    let first = parts.next().unwrap_or(&text);
     match parts.find_map(|part| part.trim().strip_prefix("tip: ")) {
         // An option is never meant as a value.
         Some(tip) if tip.contains("similar") => format!("{first}; {tip}"),
@@ -392,7 +394,11 @@ mod tests {
             ("perf --size 8", "'--sizes'", "see nemesia perf --help"),
             ("info --port pigeon", "pigeon", "see nemesia info --help"),
             ("mpi-env mpick", "'mpich'", "see nemesia mpi-env --help"),
-            ("run -n two -- true", "two", "see nemesia run --help"),
+            (
+                "run -n two -- true",
+                "'two' for '--processes <N>': it is not a whole number",
+                "see nemesia run --help",
+            ),
             ("help", "help", "see nemesia --help"),
         ] {
             let failure = parsed(line).unwrap_err();

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::thread::Builder;
 
+use nemesia::Config;
 use nemesia::bootstrap::{Interrupter, LaunchError, Launcher, Outcome};
 
 use crate::cli::RunArgs;
@@ -18,6 +19,7 @@ use crate::signals::ends_job;
 /// # Errors
 /// The job cannot be started or watched.
 pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
+    warn_of_settings(args);
     let mut launcher = launcher(args)?;
     for variable in &args.env {
         launcher = launcher.env(&variable.name, &variable.value);
@@ -38,6 +40,16 @@ fn launch(launcher: &Launcher, signals: Signals) -> Result<u8, Failure> {
         output::remark(&line);
     }
     Ok(u8::try_from(outcome.exit_code()).unwrap_or(1))
+}
+
+/// Prints the warnings about the settings that the processes inherit: an endpoint returns them only to a program that
+/// asks, and a misspelt variable would have no effect. Settings that cannot be used are errors of the processes.
+fn warn_of_settings(args: &RunArgs) {
+    let given = args.env.iter().map(|it| (it.name.clone(), it.value.clone()));
+    let config = Config::from_vars(std::env::vars_os().chain(given));
+    for warning in config.map(|config| config.warnings()).unwrap_or_default() {
+        output::remark(&format!("warning: {warning}"));
+    }
 }
 
 /// Starts a thread that passes signals on to the job. It ends with this program.

@@ -28,6 +28,20 @@ fn a_variable_that_does_not_exist_is_reported_once_and_is_an_error_in_strict_mod
 }
 
 #[test]
+fn the_launcher_names_a_variable_that_does_not_exist() -> Result<(), String> {
+    let program = std::env::var_os("NEMESIA_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_nemesia").into());
+    let mut command = Command::new(program);
+    command.args(["run", "-n", "2", "--env", "NEMESIA_SPINN=1", "--", "true"]).env("NEMESIA_CELLZ", "64");
+    let output = command.env("NEMESIA_CONFIG", "").output().map_err(|error| error.to_string())?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    for meant in ["NEMESIA_CELLZ: did you mean NEMESIA_CELLS?", "NEMESIA_SPINN: did you mean NEMESIA_SPIN?"] {
+        assert_eq!(errors.matches(&format!("warning: there is no variable {meant}")).count(), 1, "{errors}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_preference_that_only_the_processes_can_check_is_reported_too() -> Result<(), String> {
     let output = perf("NEMESIA_BACKING", "devshm", "0")?;
     let errors = String::from_utf8_lossy(&output.stderr);

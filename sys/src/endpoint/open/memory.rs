@@ -5,8 +5,8 @@ use nemesia_core::store::{self, UNIT, Unit, UnitMemory};
 
 use crate::config::{Config, ConfigError};
 use crate::error::Error;
-use crate::os::limits;
 use crate::os::reserve::ReservedMemory;
+use crate::os::{ShmError, limits};
 
 /// The least and the most that is committed at a time, in units: 1 MiB and 8 MiB. Between them it is a quarter of what
 /// is committed.
@@ -82,7 +82,12 @@ pub(super) fn room(config: &Config) -> Result<(UnexpectedMemory, Vec<u32>), Erro
     let limit = count(ceiling.saturating_add(more));
     let memory = ReservedMemory::new(limit as usize * UNIT);
     let name = if more == 0 { "NEMESIA_UNEXPECTED_BYTES" } else { "NEMESIA_UNEXPECTED_LIMIT" };
-    let memory = memory.map_err(|_| refused(name, bytes.max(config.unexpected_limit)))?;
+    let memory = memory.map_err(|error| match error {
+        ShmError::AddressSpaceLimit { .. } | ShmError::MemlockLimit { .. } => {
+            ConfigError::Limited { name, limit: error.to_string() }.into()
+        }
+        _ => refused(name, bytes.max(config.unexpected_limit)),
+    })?;
     let mut stored = Vec::new();
     stored.try_reserve_exact(lists).map_err(|_| refused("NEMESIA_UNEXPECTED_BYTES", bytes))?;
     // This writes every list, so their pages are committed.
