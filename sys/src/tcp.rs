@@ -451,7 +451,7 @@ mod tests {
         for (at, option) in [("127.0.0.1:0", ipv4), ("[::1]:0", ipv6)] {
             let at: SocketAddr = at.parse().unwrap();
             if TcpListener::bind(at).is_err() {
-                os::testing::skipped("this machine has no IPv6");
+                testing::skipped("this machine has no IPv6");
                 continue;
             }
             for class in [None, Some(0x68)] {

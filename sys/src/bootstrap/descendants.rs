@@ -104,6 +104,15 @@ pub(super) fn reap_orphans(is_rank: impl Fn(libc::pid_t) -> bool) {
     }
 }
 
+/// Returns whether this process has a child, even one whose end was not collected.
+pub(super) fn has_children() -> bool {
+    // SAFETY: zeros are a value of every field.
+    let mut ended: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: `ended` outlives the call. It fails if there is no child.
+    unsafe { libc::waitid(libc::P_ALL, 0, &raw mut ended, flags) == 0 }
+}
+
 /// Returns a descriptor that is readable when the process has ended; `None` before Linux 5.3.
 pub(super) fn open_pidfd(pid: libc::pid_t) -> Option<OwnedFd> {
     // SAFETY: pidfd_open takes two integers and touches no memory of this process.

@@ -1,7 +1,7 @@
 //! One process of a launch: its start, its supervision and its end.
 
 use super::INCARNATION;
-use super::descendants::{Descendant, adopt, descendants, open_pidfd, reap_orphans};
+use super::descendants::{Descendant, adopt, descendants, has_children, open_pidfd, reap_orphans};
 use super::outcome::ExitKind;
 use crate::os::descriptor::above_standard;
 use std::ffi::OsString;
@@ -199,7 +199,8 @@ impl Processes {
 
     /// Returns whether a process that a rank has left behind runs.
     pub(super) fn any_below(&self) -> bool {
-        self.below.iter().any(Descendant::runs) || !self.find_below().is_empty()
+        // The kernel's lists of children may leave some out while others end; a wait does not.
+        self.below.iter().any(Descendant::runs) || (self.plan.adopts && has_children())
     }
 
     /// Sends `signal` to all running processes and those below them, and records that the launcher ended the former.

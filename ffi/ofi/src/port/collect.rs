@@ -55,7 +55,7 @@ impl Port {
             }
             return;
         }
-        let result = &completion.result();
+        let result = &completion.result().map_err(|error| self.endpoint.with_reason(error));
         match completion.kind {
             CompletionKind::MultiReceive => {
                 let Some(operation) = self.operations.get(number) else { return };
