@@ -29,7 +29,7 @@ pub(crate) unsafe fn send_now(
     }
     // SAFETY: the caller's promise.
     let endpoint = unsafe { at_hand(endpoint) }?;
-    let _held = CancellationOff::hold();
+    let _held = endpoint.has_network().then(CancellationOff::hold);
     // SAFETY: the caller's buffer, not null and not longer than memory.
     let bytes = unsafe { slice::from_raw_parts(buffer.cast::<u8>(), len) };
     // A negative rank becomes one that does not exist.
@@ -60,7 +60,7 @@ pub(crate) unsafe fn send_short_now(
 ) -> bool {
     // SAFETY: the caller's promise.
     let Some(endpoint) = (unsafe { at_hand(endpoint) }) else { return false };
-    let _held = CancellationOff::hold();
+    let _held = endpoint.has_network().then(CancellationOff::hold);
     let bytes = if buffer.is_null() || len > nemesia::Endpoint::SHORT_BYTES {
         // Only an empty message may have no buffer.
         if len > 0 {
@@ -92,7 +92,7 @@ pub(crate) unsafe fn recv_now(
     }
     // SAFETY: the caller's promise.
     let endpoint = unsafe { at_hand(endpoint) }?;
-    let _held = CancellationOff::hold();
+    let _held = endpoint.has_network().then(CancellationOff::hold);
     settle(buffer);
     // SAFETY: the caller's buffer, not null and not longer than memory; `settle` initialised it.
     let buf = unsafe { slice::from_raw_parts_mut(buffer.cast::<u8>(), capacity) };
@@ -117,7 +117,7 @@ pub(crate) unsafe fn irecv_now(
     }
     // SAFETY: the caller's promise.
     let endpoint = unsafe { at_hand(endpoint) }?;
-    let _held = CancellationOff::hold();
+    let _held = endpoint.has_network().then(CancellationOff::hold);
     let tag = Tag::Masked { value, ignore };
     settle(buffer);
     // SAFETY: the caller's promise; `settle` initialised the buffer.

@@ -163,7 +163,7 @@ static int pull(int peer) {
         if (from->at < sizeof(header)) {
             nemesia_iovec rest = {(char *)&from->head + from->at, sizeof(header) - from->at};
             int32_t status = nemesia_channel_get(channel, peer, &rest, 1, &bytes);
-            if (ending && from->at == 0 && status == NEMESIA_ERR_PEER_FAILED) {
+            if (ending && from->at == 0 && status == NEMESIA_ERR_ENDED) {
                 from->closed = 1; /* it has left the last barrier, and all its packets have come */
                 return any;
             }

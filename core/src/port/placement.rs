@@ -23,7 +23,7 @@
 //! | `arrive` | incoming bytes |
 //! | `expected`, `ahead` | large messages are read to where they belong before their frame is known |
 //! | `handshake` | streams without a connection: before the request, and after a refusal |
-//! | `drive` | polling: connections are made, make progress, and end |
+//! | `drive`, `reach` | polling: connections are made, make progress, and end; the streams of a port |
 #![deny(unsafe_code)]
 
 mod ahead;
@@ -36,6 +36,7 @@ mod handshake;
 mod link;
 mod options;
 mod queue;
+mod reach;
 mod regions;
 mod send;
 mod stream;

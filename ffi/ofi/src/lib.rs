@@ -16,6 +16,7 @@
 //! | `one_sided.rs`, `atomic.rs`; `region.rs`, `memory.rs` | one-sided operations; memory that peers may use |
 //! | `failure.rs`, `note.rs` | why operations fail: texts for the application, lines for the user |
 //! | `object.rs` | what all objects have; the boundary to C |
+//! | `descriptor.rs` | the numbers of new descriptors |
 //! | `bindings.rs` | the headers of libfabric, made by bindgen |
 //!
 //! The manual pages of libfabric apply. Nothing of libfabric is linked: its structures grow at their ends only, so the
@@ -30,6 +31,7 @@ mod atomic;
 mod bindings;
 mod counter;
 mod counts;
+mod descriptor;
 mod domain;
 mod endpoint;
 mod entries;

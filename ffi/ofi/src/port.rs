@@ -159,8 +159,8 @@ pub(crate) struct Port {
     destinations: Vec<Destination>,
     /// The injected messages that have not left, and what follows them.
     kept: Kept,
-    /// How long injections have waited for connections in vain.
-    vain: Duration,
+    /// How long injections have waited for connections that were not made.
+    waited: Duration,
     /// By number of the endpoint: the peer, and its address in the vector.
     sources: Vec<Option<(PeerRef, u64)>>,
     operations: Operations,
@@ -215,7 +215,7 @@ impl Port {
             counters: Vec::new(),
             destinations: Vec::new(),
             kept: Kept::default(),
-            vain: Duration::ZERO,
+            waited: Duration::ZERO,
             sources: Vec::new(),
             operations: Operations::default(),
             claimed: Vec::new(),

@@ -12,6 +12,7 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 use crate::bindings::{self as fi, fi_cq_attr, fi_ops_cq, fid, fid_cq, fid_domain, fid_fabric};
+use crate::descriptor::above_standard;
 use crate::entries::Queue;
 use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
 use crate::port::LEAST_ROOM;
@@ -78,7 +79,7 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// Returns a new set of descriptors. Its number is that of no standard stream, where the program may print.
+/// Returns a new set of descriptors.
 fn new_set() -> Result<OwnedFd, Errno> {
     // SAFETY: no precondition.
     let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -86,17 +87,7 @@ fn new_set() -> Result<OwnedFd, Errno> {
         return Err(Errno::NO_MEMORY);
     }
     // SAFETY: the descriptor is new, and owned here only.
-    let set = unsafe { OwnedFd::from_raw_fd(set) };
-    if set.as_raw_fd() > libc::STDERR_FILENO {
-        return Ok(set);
-    }
-    // SAFETY: no precondition.
-    let raised = unsafe { libc::fcntl(set.as_raw_fd(), libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
-    if raised < 0 {
-        return Err(Errno::NO_MEMORY);
-    }
-    // SAFETY: the descriptor is new, and owned here only.
-    Ok(unsafe { OwnedFd::from_raw_fd(raised) })
+    above_standard(unsafe { OwnedFd::from_raw_fd(set) }).map_err(|_| Errno::NO_MEMORY)
 }
 
 unsafe extern "C" fn close(fid: *mut fid) -> c_int {

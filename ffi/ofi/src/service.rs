@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use nemesia::{ADDRESS_BYTES, PeerAddress};
 
 use crate::bindings as fi;
+use crate::descriptor::above_standard;
 use crate::note;
 use crate::object::Errno;
 
@@ -113,7 +114,7 @@ impl ServicePlace {
         }
         let mut stream = loop {
             let left = limit.saturating_sub(begun.elapsed()).max(PAUSE);
-            match TcpStream::connect_timeout(&self.0, left) {
+            match TcpStream::connect_timeout(&self.0, left).and_then(above_standard) {
                 Ok(stream) => break stream,
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused && begun.elapsed() < limit => {
                     sleep(PAUSE);
@@ -163,7 +164,7 @@ impl ServiceListener {
                 _ => Errno::OTHER,
             }
         };
-        let listener = TcpListener::bind(place).map_err(failed)?;
+        let listener = TcpListener::bind(place).and_then(above_standard).map_err(failed)?;
         let accepting = listener.try_clone().map_err(failed)?;
         let answer = [&PREFACE[..], address.bytes()].concat();
         let thread =
@@ -186,9 +187,9 @@ impl Drop for ServiceListener {
 /// Sends the answer to each process that connects, until the listener is shut down.
 fn answer_all(listener: &TcpListener, answer: &[u8]) {
     loop {
-        match listener.accept() {
+        match listener.accept().and_then(|(stream, _)| above_standard(stream)) {
             // The answer fits the buffer of a new connection. A client that is gone does not need it.
-            Ok((mut stream, _)) => drop(stream.write_all(answer)),
+            Ok(mut stream) => drop(stream.write_all(answer)),
             Err(error) if error.kind() == ErrorKind::InvalidInput => return,
             // The client has given up, or descriptors are lacking for now.
             Err(_) => sleep(PAUSE),

@@ -47,8 +47,13 @@ pub(in crate::endpoint) fn pair(config: &Config) -> (Endpoint, Endpoint) {
 #[test]
 fn operation_of_another_scope_releases_no_buffer() {
     let mut endpoint = world(1, &Config::default()).pop().unwrap();
-    let stale = endpoint.scope(|scope| scope.isend(0, 5, b"x")).unwrap();
-    let mut buffer = [0; 8];
+    let mut first = [0; 1];
+    let sent = endpoint.scope(|scope| {
+        let receive = scope.irecv(Source::Any, Tag::Exactly(5), &mut first)?;
+        scope.isend(0, 5, b"x")?;
+        Ok(receive)
+    });
+    let (stale, mut buffer) = (sent.unwrap(), [0; 8]);
     let ended = endpoint.scope(|scope| {
         scope.irecv(Source::Any, Tag::Exactly(9), &mut buffer)?;
         assert!(matches!(scope.wait(stale), Err(Error::Stale)));

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::AsRawFd as _;
 
 use super::call::effective_uid;
-use super::descriptor::own;
+use super::descriptor::{above_standard, own};
 
 /// `TCP_ESTABLISHED`, the state of a connection that neither end has closed.
 const ESTABLISHED: u8 = 1;
@@ -83,7 +83,7 @@ fn decode(answer: &[u8], local: SocketAddrV4) -> Option<TcpEnd> {
 
 /// Looks for the end with these addresses in the list of all sockets.
 fn listed(local: SocketAddrV4, remote: SocketAddrV4) -> Option<TcpEnd> {
-    let file = std::fs::File::open("/proc/net/tcp").ok()?;
+    let file = std::fs::File::open("/proc/net/tcp").and_then(above_standard).ok()?;
     let lines = BufReader::new(file).lines().map_while(Result::ok);
     lines.skip(1).find_map(|line| parse(&line, local, remote))
 }

@@ -22,7 +22,7 @@ use crate::object::Errno;
 const ROUNDS: u32 = 256;
 /// How long the first injection for a peer waits for the connection.
 const CALL: Duration = Duration::from_millis(100);
-/// How long all injections of an endpoint wait for connections in vain.
+/// How long all injections of an endpoint wait for connections that are not made.
 const ALL_CALLS: Duration = Duration::from_secs(1);
 /// What a copy takes beside its bytes, if it has an operation.
 const RECORD: usize = 256;
@@ -99,11 +99,11 @@ impl Port {
         if self.is_reached(rank)? || self.kept.is_silent(rank) {
             return Ok(());
         }
-        let (start, limit) = (Instant::now(), CALL.min(ALL_CALLS.saturating_sub(self.vain)));
+        let (start, limit) = (Instant::now(), CALL.min(ALL_CALLS.saturating_sub(self.waited)));
         while !self.is_reached(rank)? {
             let waited = start.elapsed();
             if waited >= limit || self.is_flooded(around.queues) {
-                self.vain += waited;
+                self.waited += waited;
                 self.kept.set_silent(rank, true);
                 break;
             }

@@ -85,7 +85,7 @@ impl Kept {
         self.peer(rank).is_waiting = is_waiting;
     }
 
-    /// Returns whether a peer was waited for in vain, and has taken nothing since.
+    /// Returns whether a wait for a peer has ended without a result, and it has taken nothing since.
     pub(super) fn is_silent(&self, rank: usize) -> bool {
         self.peers.get(rank).is_some_and(|peer| peer.is_silent)
     }

@@ -16,6 +16,13 @@ pub(in crate::endpoint) fn join(local: Port, net: Option<NetPort>, remote: &[Opt
 }
 
 impl Endpoint {
+    /// Returns whether the endpoint has connections to other machines, so that its calls may call the operating system.
+    #[cfg(feature = "internals")]
+    #[inline]
+    pub fn has_network(&self) -> bool {
+        self.engine.port().remote().is_some()
+    }
+
     /// Returns the port to other machines, if the world has any.
     #[inline]
     pub(in crate::endpoint) fn net_mut(&mut self) -> Option<&mut NetPort> {
