@@ -53,7 +53,8 @@ pub(crate) struct ChosenAddress {
 /// (`10.1.0.0/16`) or the name of an interface; by default an address of the interface with the default route, else the
 /// first address that is not local to this machine, else the loopback address. IPv4 comes before IPv6, unless a family
 /// is preferred. An interface without a carrier, such as the bridge of containers that do not run, is used only if it
-/// is named. Link-local addresses are not used, because they mean nothing on another machine. The error is one line.
+/// is named, or if all others are local to this machine. Link-local addresses are not used, because they mean nothing
+/// on another machine. The error is one line.
 pub(crate) fn choose(wanted: Option<&str>, family: Option<AddressFamily>) -> Result<ChosenAddress, String> {
     pick(wanted, family, &addresses()?, &default_interfaces())
 }
@@ -111,11 +112,14 @@ fn pick_in(
         let leaves = |it: &InterfaceAddress| it.has_carrier && !it.address.is_loopback();
         return first(&has_route, "the interface with the default route")
             .or_else(|| first(&leaves, "the first address that is not local to this machine"))
+            // The kernel reports the carrier of a new interface up to a second late.
+            .or_else(|| {
+                first(&|it| !it.address.is_loopback(), "which has no carrier: there is no other address")
+            })
             .or_else(|| {
                 let why = "which other machines do not reach: there is no other address";
-                first(&|it| it.address.is_loopback(), &format!("{why}{}", unused(all)))
+                first(&|_| true, &format!("{why}{}", unused(all)))
             })
-            .or_else(|| first(&|_| true, "which has no carrier: there is no other address"))
             .ok_or_else(|| {
                 format!("this machine has no interface that is up with an {kind}address: {}", list(all))
             });
@@ -324,14 +328,14 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_without_carrier_is_chosen_only_by_name() {
+    fn an_interface_without_carrier_is_chosen_by_name_or_before_the_loopback_address() {
         let mut all = all();
         all[3].has_carrier = false;
         let choose = |wanted, all: &[InterfaceAddress]| choose_in(wanted, None, all, Some("eth0")).unwrap();
         assert_eq!(choose(None, &all).address.to_string(), "10.1.0.1");
         assert_eq!(choose(Some("eth0"), &all).address.to_string(), "10.0.0.1");
         assert_eq!(choose(Some("10.0.0.0/16"), &all).address.to_string(), "10.0.0.1");
-        let down = choose(None, &all[3..4]);
+        let down = choose(None, &all[..4]);
         assert!(down.address.to_string() == "10.0.0.1" && down.why.contains("no carrier"), "{down:?}");
     }
 
