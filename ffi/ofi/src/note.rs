@@ -34,7 +34,7 @@ pub(crate) fn warn(line: Arguments<'_>) {
         MOST_LINES => "nemesia: further failures are not written\n".to_owned(),
         _ => return,
     };
-    // In one call, as other processes write to the same output. Without an output, nobody reads it.
+    // In one call, as other processes write to the same output. Without an output, the line is lost.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 

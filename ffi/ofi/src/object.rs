@@ -80,7 +80,7 @@ pub(crate) fn call(work: impl FnOnce() -> Result<isize, Errno>) -> isize {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => value,
         Ok(Err(Errno(number))) => {
-            // A reason that nobody has taken is not that of a later error.
+            // A reason that no caller has taken is not that of a later error.
             note::take();
             -(number as isize)
         }

@@ -37,14 +37,11 @@ pub(crate) unsafe fn own(result: RawFd) -> io::Result<OwnedFd> {
 /// # Errors
 /// The number is low, and no other one is free.
 pub(crate) fn above_standard<T: AsFd + From<OwnedFd>>(new: T) -> io::Result<T> {
-    let low = new.as_fd().as_raw_fd();
-    if low > LAST_STANDARD {
+    if new.as_fd().as_raw_fd() > LAST_STANDARD {
         return Ok(new);
     }
-    // SAFETY: takes no pointers.
-    let fd = checked(unsafe { libc::fcntl(low, libc::F_DUPFD_CLOEXEC, LAST_STANDARD + 1) })?;
-    // SAFETY: a new descriptor, given to us alone.
-    Ok(T::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    // The standard library gives no copy a low number.
+    new.as_fd().try_clone_to_owned().map(T::from)
 }
 
 /// Returns two connected sockets.

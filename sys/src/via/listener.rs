@@ -2,7 +2,7 @@
 //!
 //! Any process can connect. Each connection may send one frame of a fixed size, within a time limit, and there are only
 //! so many at once: a new one takes the place of the oldest that has not sent its frame, after that one was read once
-//! more. So processes that send nothing, or little at a time, keep nobody out.
+//! more. So processes that send nothing, or little at a time, keep no other process out.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

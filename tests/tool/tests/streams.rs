@@ -65,7 +65,7 @@ fn no_line_is_lost_if_the_output_is_a_full_pipe_that_does_not_block() {
     assert!(status.success(), "{status}: {}", errors(&mut child));
 }
 
-/// Waits until a pipe takes no more bytes. Nobody reads it meanwhile.
+/// Waits until a pipe takes no more bytes. No process reads it meanwhile.
 fn await_full(writer: &PipeWriter) {
     let deadline = Instant::now() + LONG;
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: libc::POLLOUT, revents: 0 };

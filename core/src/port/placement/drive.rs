@@ -186,7 +186,9 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
         let count = self.transport.ready(&mut words);
         self.ask_after = if count > 0 { 0 } else { (2 * self.ask_after + 1).min(LOOKS_IN_MEMORY) };
         for owner in words.into_iter().take(count).map(StreamOwner::decode) {
-            if let Some(stream) = self.stream_of(owner) {
+            if T::Stream::IN_MEMORY
+                && let Some(stream) = self.stream_of(owner)
+            {
                 stream.was_reported();
             }
             match owner {

@@ -59,7 +59,7 @@ pub unsafe trait ByteStream {
     /// Writes as much as fits.
     fn write(&mut self, from: &GatherList<'_>) -> StreamResult;
 
-    /// Takes note that [`StreamTransport::ready`] has reported this stream.
+    /// Takes note that [`StreamTransport::ready`] has reported this stream. Only for streams in memory.
     fn was_reported(&mut self) {}
 
     /// Returns whether there are bytes to read, or room for a write that was blocked, as far as memory shows it.

@@ -176,7 +176,7 @@ fn a_peer_on_another_machine_that_is_gone_is_reported_after_its_last_message() {
     let peer = one.connect(&gone).unwrap();
     let end = one.wait_connected(peer, LIMIT);
     assert!(matches!(end, Err(Error::PeerFailed { failure: Failure::Unreachable, .. })), "{end:?}");
-    // Nobody knows whether it has died, or a firewall refuses the connection.
+    // The caller cannot tell a dead process from a firewall that refuses the connection.
     let text = end.unwrap_err().to_string();
     assert!(text.contains("refuses the connection") && text.contains("NEMESIA_NET_ADDRESS"), "{text}");
     one.close().unwrap();
