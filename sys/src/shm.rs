@@ -295,9 +295,6 @@ pub(crate) fn attach(
     let expedited = all_expedited(&world, (&peers, &ranks), &mut warnings)?;
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
     let load = load_by(&world, &peers, &ranks, &remote);
-    let (fastbox_limit, pieces) = (config.fastbox_bytes(), config.pieces());
-    let (stores, clocked) = (config.cell_stores, config.single_copy == SingleCopy::Auto);
-    let port_config = PortConfig { fastbox_limit, fences, announce: true, pieces, stores, clocked };
     let connection = |peer: &Option<Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
     let connections = peers.iter().map(connection).collect();
     let readable = readable(config, &mut peers, &mut warnings)?;
@@ -305,7 +302,7 @@ pub(crate) fn attach(
     let met = peers.iter().zip(unreadable).map(|(peer, why)| Some(self::met(peer.as_ref()?, why)));
     let facts = Facts { expedited, met: met.collect(), remote: Vec::new(), unused: Vec::new() };
     let kernel = |mappings| Kernel::new(config, (memories, connections), mappings);
-    let mut port = views::port(port_config, &ours, kernel, &origin)?;
+    let mut port = views::port(port_config(config, fences), &ours, kernel, &origin)?;
     for peer in peers.into_iter().flatten() {
         NewLink::new(&ours, peer.link, peer.segments)?.open(&mut port);
     }
@@ -326,6 +323,18 @@ pub(crate) fn attach(
         ranks,
         origin,
     })
+}
+
+fn port_config(config: &Config, fences: FenceMode) -> PortConfig {
+    PortConfig {
+        fastbox_limit: config.fastbox_bytes(),
+        eager_bytes: config.local_eager_bytes(),
+        fences,
+        announce: true,
+        pieces: config.pieces(),
+        stores: config.cell_stores,
+        clocked: config.single_copy == SingleCopy::Auto,
+    }
 }
 
 /// Returns whether all processes have registered for `membarrier`, as far as is known. Others are named in a warning.

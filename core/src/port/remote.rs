@@ -87,7 +87,7 @@ pub struct CompletedAccess {
 
 /// The protocols by which large messages from a peer may move to this process. The receiver selects one of them for
 /// each message. If a message cannot move by the selected protocol, it is streamed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rendezvous {
     /// This process gets the bytes from the sender's memory.
     pub get: bool,

@@ -215,6 +215,11 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
+    /// Models have no cache lines.
+    pub const fn writes_whole_lines(_: usize) -> bool {
+        false
+    }
+
     /// As [`PayloadMut::write`]: no other thread may read before the copy ends.
     #[must_use]
     pub fn prefetch_and_write(&self, at: usize, from: &[u8]) -> bool {

@@ -185,6 +185,12 @@ impl<'a> PayloadMut<'a> {
         true
     }
 
+    /// Returns whether [`PayloadMut::write`] writes whole lines of so many bytes without reading them first.
+    #[inline]
+    pub fn writes_whole_lines(len: usize) -> bool {
+        len >= opaque::WHOLE && opaque::writes_whole_lines()
+    }
+
     /// Write-prefetches the lines of `len` bytes from `at` on: one byte of each 64 is written, so that the
     /// lines belong to this core. The bytes are unspecified afterwards. Returns `false`, without any effect,
     /// if they do not all lie in view.

@@ -5,8 +5,11 @@ use nemesia_core::shared::fastbox;
 use nemesia_core::shared::layout::{Geometry, LayoutError};
 use nemesia_core::shared::port::Stores;
 
-use super::{Config, FASTBOX_BYTES, SingleCopy};
+use super::{Config, FASTBOX_BYTES, Origin, SingleCopy};
 use crate::os::numa::last_cache_bytes;
+
+/// The most bytes of a message that is sent eagerly inside a machine by default.
+const LOCAL_EAGER_BYTES: usize = 32 << 10;
 
 impl Config {
     /// Sets the number of cells in each process's pool: a power of two, 4 to 4096.
@@ -110,6 +113,13 @@ impl Config {
         let geometry = Geometry { cells, cell_bytes, fastbox_slots };
         geometry.validate()?;
         Ok(geometry)
+    }
+
+    /// Returns the largest message that is sent eagerly inside a machine, if more than NEMESIA_EAGER_BYTES: the third
+    /// copy of a message that nobody expects costs less there than the question whether anybody does.
+    pub(crate) fn local_eager_bytes(&self) -> usize {
+        let is_free = self.origin("NEMESIA_EAGER_BYTES") == Origin::Default;
+        if is_free { LOCAL_EAGER_BYTES } else { 0 }
     }
 
     /// Returns the largest message that goes through a fastbox, in bytes.

@@ -301,7 +301,7 @@ fn replies_are_bounded_and_leave_in_order_before_what_is_sent_later() {
 
 #[test]
 fn buffers_of_an_endpoint_that_ends_are_not_read_any_more() {
-    let (mut zero, mut one) = pair(&Config::default());
+    let (mut zero, mut one) = pair(&Config::default().single_copy(crate::SingleCopy::Prefer));
     if !zero.engine.port().can_get(1) {
         crate::os::testing::skipped("the kernel lets no process read another's memory");
         return;

@@ -51,6 +51,7 @@ pub mod memory;
 mod message;
 pub mod numa;
 mod origin;
+#[cfg(feature = "internals")]
 pub(crate) mod owner;
 mod random;
 pub(crate) mod released;

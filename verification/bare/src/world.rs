@@ -103,7 +103,15 @@ fn rank<'a>(me: u32, own: &'a Memory, peer: &'a Memory, cells: [PayloadMut<'a>; 
     let links = if me == 0 { [None, Some(link)] } else { [Some(link), None] };
     let pool = CellPool::new(&own.headers, mine, CELL_BYTES, [CellRecord::default(); CELLS])?;
     let (fences, pieces) = (FenceMode::Symmetric, Pieces::default());
-    let config = PortConfig { fastbox_limit: 8, fences, announce: true, pieces, stores: None, clocked: true };
+    let config = PortConfig {
+        fastbox_limit: 8,
+        eager_bytes: 0,
+        fences,
+        announce: true,
+        pieces,
+        stores: None,
+        clocked: true,
+    };
     let port = ShmPort::new(config, links, pool, CELLS as u32, Consumer::new(own.queue()), Nobody);
     let lent = Lent {
         requests: core::array::from_fn(|_| slab::Slot::default()),

@@ -175,6 +175,7 @@ impl PortWorld {
         let fences = FenceMode::Symmetric;
         let config = PortConfig {
             fastbox_limit: SMALL,
+            eager_bytes: 0,
             fences,
             announce,
             pieces: Pieces::default(),

@@ -1,7 +1,7 @@
 //! The RTS packet, and the answers to it.
 #![forbid(unsafe_code)]
 
-use super::select::{MessageForm, is_large};
+use super::select::MessageForm;
 use super::{Pull, Stream, Transfer, is_worth_pulling};
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{SendMessage, State, outcome, with_immediate};
@@ -185,8 +185,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let offered = self.port.rendezvous(from);
         let message = MessageForm {
             bytes: rts.total.min(buf.len() as u64),
-            can_put: offered.get && offered.put,
             is_list: buf.address() == 0 || rts.origin > 0 || rts.descriptor.is_list(),
+            offered,
         };
         let protocol = self.choose(from, index, message, &rts, (may_pull, may_put), offered);
         if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
@@ -233,11 +233,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
             incoming.measured = Some(option);
         }
-        match Protocol::offered(offered).get(usize::from(option.number())) {
-            // A trial of a stream would take too long.
-            Some(Protocol::Stream(_)) if is_large(message.bytes) => usual,
-            chosen => chosen.copied().unwrap_or(usual),
-        }
+        Protocol::offered(offered).get(usize::from(option.number())).copied().unwrap_or(usual)
     }
 
     /// Reports to the adaptive selector that the data of a message has arrived.

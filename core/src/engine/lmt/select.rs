@@ -26,6 +26,8 @@
 //!
 //! The messages of a window begin before any has ended, so all of them move by the protocol with which the selector
 //! starts. For a peer that can put, that is the put: devices have many writes of a connection under way, and few reads.
+//! Inside a machine all messages but the largest start with the stream, whose two copies are usually faster than the
+//! kernel's one.
 //!
 //! The first message of a size takes over what is known of the nearest size, so that a protocol that is slow
 //! for all sizes is not tested with each. All of a peer's trials share one [`TrialBudget`].
@@ -34,7 +36,7 @@
 use core::borrow::BorrowMut;
 
 use crate::engine::state::Protocol;
-use crate::port::PeerId;
+use crate::port::{PeerId, Rendezvous};
 use crate::selector::run::Run;
 use crate::selector::{AdaptiveSelector, RunAmount, TrialBudget};
 use crate::wire::rendezvous::MOST_PROTOCOLS;
@@ -43,7 +45,7 @@ use crate::wire::rendezvous::MOST_PROTOCOLS;
 const PROTOCOLS: usize = MOST_PROTOCOLS as usize;
 
 /// Number of size classes. Each is a power of two, from 8 KiB (which includes smaller sizes) to below 4 MiB. The last
-/// one has all larger messages, which are never streamed: a trial would take too long.
+/// one has all larger messages.
 const CLASSES: usize = 10;
 const LARGE: usize = CLASSES - 1;
 const SMALLEST: u32 = 13;
@@ -64,6 +66,10 @@ const FORGET: u32 = 64;
 /// A small message may cost this power of two more for each byte than a message of the next size.
 const OVERHEAD: u8 = 1;
 
+/// The option of the pull in [`Protocol::ALL`].
+const PULL: u8 = 2;
+const _: () = assert!(matches!(Protocol::ALL[PULL as usize], Protocol::Pull));
+
 type ProtocolSelector = AdaptiveSelector<PROTOCOLS, LONGEST_WAIT>;
 /// The run of a size class and form. Costs are in ticks for 4096 bytes.
 type ProtocolRun = Run<MessageClass, 4096>;
@@ -75,12 +81,12 @@ struct MessageClass {
     is_list: bool,
 }
 
-/// A message that begins: its bytes, whether a buffer at either side is a list, and whether the sender can put.
+/// A message that begins: its bytes, whether a buffer at either side is a list, and what the port to the peer offers.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct MessageForm {
     pub(in crate::engine) bytes: u64,
     pub(in crate::engine) is_list: bool,
-    pub(in crate::engine) can_put: bool,
+    pub(in crate::engine) offered: Rendezvous,
 }
 
 /// The receiver's measurements of one peer.
@@ -89,8 +95,8 @@ pub(in crate::engine) struct ProtocolSelection {
     /// The selectors of single and of overlapping messages, each for contiguous messages and for lists.
     selectors: [[[ProtocolSelector; CLASSES]; 2]; 2],
     budget: TrialBudget,
-    /// The option with which overlapping messages start: 1, the put of [`Protocol::offered`], if the peer can put.
-    first_overlapping: u8,
+    /// What the port to the peer offers.
+    offered: Rendezvous,
     /// The protocol that the peer last reported for messages from this process that travel alone, plus one.
     heard: [u8; CLASSES],
     /// Whether the last message of each size was a list. The report to the peer is about messages of that form.
@@ -117,16 +123,11 @@ const fn class_of(bytes: u64) -> usize {
     if class < LARGE { class } else { LARGE }
 }
 
-/// Returns whether a message is too large for a trial of a stream.
-pub(super) const fn is_large(bytes: u64) -> bool {
-    class_of(bytes) == LARGE
-}
-
 impl ProtocolSelection {
     /// Returns the protocol for a message that begins at `now`.
     fn begin(&mut self, message: MessageForm, now: u64, protocol_number: u8) -> Protocol {
-        let MessageForm { bytes, is_list, can_put } = message;
-        self.first_overlapping = u8::from(can_put);
+        let MessageForm { bytes, is_list, offered } = message;
+        self.offered = offered;
         let class = MessageClass { size: class_of(bytes), is_list };
         self.hear(class, protocol_number);
         self.alone_since = None;
@@ -140,7 +141,7 @@ impl ProtocolSelection {
         self.overlaps |= self.under_way > 1;
         if run.class == class {
             let planned = run.begin(bytes);
-            let is_unforeseen = can_put && self.under_way > 1 && !self.overlap;
+            let is_unforeseen = offered.get && offered.put && self.under_way > 1 && !self.overlap;
             return Protocol::of(if is_unforeseen { self.overlapping(class) } else { planned });
         }
         run.spoil();
@@ -205,6 +206,15 @@ impl ProtocolSelection {
         self.run = Some(Run::start(class, plan, now));
     }
 
+    /// Returns the option with which messages of this size start, if nothing is known of any.
+    const fn first(&self, overlap: bool, size: usize) -> u8 {
+        match self.offered {
+            Rendezvous { get: true, put: true, .. } => overlap as u8,
+            Rendezvous { put: false, .. } if size == LARGE => PULL,
+            _ => 0,
+        }
+    }
+
     /// If nothing is known of a class, it takes over what is known of the nearest one in which the options stand for
     /// the same protocols.
     fn inherit(&mut self, overlap: bool, class: MessageClass) {
@@ -220,13 +230,13 @@ impl ProtocolSelection {
         let nearest =
             complete.min_by_key(|other| (other.size.abs_diff(class.size), other.is_list != class.is_list));
         let from = nearest.map(|nearest| (nearest.size, *self.known(overlap, nearest)));
+        let first = self.first(overlap, class.size);
         let selector = &mut self.selectors[usize::from(overlap)][usize::from(class.is_list)][class.size];
         match from {
             Some((size, from)) => {
                 selector.inherit(&from, OVERHEAD.max(size.saturating_sub(class.size) as u8));
             }
-            None if overlap => *selector = ProtocolSelector::preferring(self.first_overlapping),
-            None => {}
+            None => *selector = ProtocolSelector::preferring(first),
         }
     }
 

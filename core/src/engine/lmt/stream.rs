@@ -17,9 +17,10 @@ use crate::wire::{Envelope, Kind};
 #[derive(Debug)]
 pub(in crate::engine) enum Stream {}
 
-/// Least bytes that are copied at once. A message of a few cells is split into smaller pieces, so that the
-/// receiver copies out the first while the sender copies in the second.
-const PIECE_BYTES: u64 = 4 << 10;
+/// Least bytes that are copied at once, if a packet has room for them. A message of a few packets is split into smaller
+/// ones, so that the receiver copies out the first while the sender copies in the second. Below this, each further
+/// packet costs more than that saves.
+const PIECE_BYTES: u64 = 32 << 10;
 
 /// Returns the bytes that are copied at once for a message of `total` bytes, before the limit of the packet
 /// size.

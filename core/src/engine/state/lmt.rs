@@ -27,10 +27,9 @@ pub(in crate::engine) enum Protocol {
 }
 
 impl Protocol {
-    /// The options of the adaptive selector, in the order of their numbers, in which they are tried at first. The
-    /// cached stream comes after the other one, because it can be much slower.
+    /// The options of the adaptive selector, in the order of their numbers, in which they are tried at first.
     pub(in crate::engine) const ALL: [Self; PROTOCOLS] =
-        [Self::Pull, Self::Stream(Stores::NonTemporal), Self::Stream(Stores::Cached), Self::PullAlone];
+        [Self::Stream(Stores::Cached), Self::Stream(Stores::NonTemporal), Self::Pull, Self::PullAlone];
 
     /// Returns the protocols that the options of the adaptive selector stand for. Where the sender can put, the
     /// stores of a stream make no difference, and no sender helps.

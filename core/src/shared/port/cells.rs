@@ -13,16 +13,16 @@ use crate::shared::sleep::WakeReason;
 use crate::wire::prefix::{MOST_PREFIX_BYTES, PrefixWords};
 use crate::wire::{Envelope, Kind};
 
-/// Bytes of a part of a large message from which on it does not matter which cell is used.
+/// Bytes from which on cells are used in turn: together they fill the first-level cache anyway, and the lines of a cell
+/// that was used long ago are held by no other core.
 const MUCH: usize = 4096;
 
-/// Returns the reuse order of a cell that was filled by this policy with a packet of this kind.
+/// Returns the reuse order of a cell that was filled by this policy with `len` bytes.
 #[inline(always)]
-fn reuse_order(kind: Kind, how: Stores, len: usize) -> ReuseOrder {
+fn reuse_order(how: Stores, len: usize) -> ReuseOrder {
     match how {
         Stores::NonTemporal => ReuseOrder::Last,
-        // Many such cells follow each other, and together they fill the first-level cache.
-        _ if kind == Kind::Data && len >= MUCH => ReuseOrder::Last,
+        _ if len >= MUCH => ReuseOrder::Last,
         Stores::Prefetched => ReuseOrder::Second,
         Stores::Cached => ReuseOrder::First,
     }
@@ -65,7 +65,7 @@ where
             // An error means that the peer's inbox is corrupt. Its scan of the cells will find the packet.
             let _ = link.ends.queue.push(u32::from(link.traffic.number) * self.cells + cell);
         }
-        link.traffic.sent_cell(len, how, reuse_order(envelope.kind, how, len));
+        link.traffic.sent_cell(len, how, reuse_order(how, len));
         self.wake(peer, wake_reason(envelope));
         self.prefetch_next(how, len);
         Ok(true)
@@ -100,7 +100,7 @@ where
         let back = self.deferred.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
         let announced = link.ends.outbound.announce_now(link.traffic.next, envelope, cell, back);
         debug_assert!(announced, "the run has a free slot");
-        link.traffic.sent_cell(len, how, reuse_order(envelope.kind, how, len));
+        link.traffic.sent_cell(len, how, reuse_order(how, len));
         let is_asleep = link.ends.sleep.is_asleep(self.config.fences);
         self.prefetch_next(how, len);
         if is_asleep && back.is_some() {

@@ -26,11 +26,12 @@ use crate::port::{PeerId, Stores};
 use crate::selector::run::Run;
 use crate::selector::turns::Turns;
 use crate::selector::{AdaptiveSelector, RunAmount, TrialBudget};
+use crate::sync::PayloadMut;
 
 /// Size classes, one per power of two: from 256 bytes, below which plain stores are as fast as the others, to
-/// 8 KiB and more.
+/// 32 KiB and more.
 const SMALLEST: u32 = 8;
-const CLASSES: usize = 6;
+const CLASSES: usize = 8;
 /// Messages of a run of answers.
 const ANSWERS: u64 = 32;
 /// Messages of a run in a stream: so many that waits for the receiver, for example after each window, occur
@@ -40,7 +41,8 @@ const STREAM: u64 = 64;
 const SHORT: u64 = 2;
 /// Messages between two looks at the clock.
 const STEP: u64 = 4;
-/// The first size class whose streams use non-temporal stores before anything is learned.
+/// The first size class, 4 KiB, that uses plain stores before anything is learned, if they write whole lines; else its
+/// streams use non-temporal stores.
 const LARGE: usize = 4;
 /// Most runs until another policy is tried. A trial is seldom much slower.
 const LONGEST_WAIT: u16 = 128;
@@ -85,7 +87,12 @@ const fn option(stores: Stores) -> u8 {
 impl Default for CopyPolicy {
     fn default() -> Self {
         let mut selectors = [[AdaptiveSelector::preferring(option(Stores::Prefetched)); CLASSES]; 2];
-        selectors[0][LARGE..].fill(AdaptiveSelector::preferring(option(Stores::NonTemporal)));
+        if PayloadMut::writes_whole_lines(1 << (SMALLEST as usize + LARGE)) {
+            let plain = AdaptiveSelector::preferring(option(Stores::Cached));
+            selectors.iter_mut().for_each(|classes| classes[LARGE..].fill(plain));
+        } else {
+            selectors[0][LARGE..].fill(AdaptiveSelector::preferring(option(Stores::NonTemporal)));
+        }
         Self {
             selectors,
             budget: TrialBudget::default(),

@@ -89,6 +89,9 @@ pub trait Host {
 pub struct PortConfig {
     /// Largest payload that goes through a fastbox, in bytes; limited by the fastbox.
     pub fastbox_limit: usize,
+    /// Largest message that is sent at once, in one cell, rather than announced, in bytes; limited by the cell. 0: the
+    /// engine's own limit counts.
+    pub eager_bytes: usize,
     /// The kind of fence between a sleeper and its wakers.
     pub fences: FenceMode,
     /// Whether the fastbox announces a filled cell where a slot is free, instead of the receive queue. This

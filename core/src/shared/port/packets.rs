@@ -124,6 +124,11 @@ where
         self.pool.cell_bytes()
     }
 
+    #[inline]
+    fn eager_bytes(&self, _: PeerId) -> usize {
+        self.config.eager_bytes.min(self.pool.cell_bytes())
+    }
+
     #[inline(always)]
     fn poll(&mut self) -> Polled<PacketPlace> {
         // The critical path: the next small packet of the peer that sent the last one.

@@ -12,6 +12,7 @@ use core::borrow::BorrowMut;
 use super::{Host, Link, ShmPort, Stores};
 use crate::shared::layout::LINE;
 use crate::shared::pool::CellRecord;
+use crate::sync::PayloadMut;
 
 /// Lines that one poll prefetches. More lines would delay a packet that arrives meanwhile.
 const LINES_A_POLL: usize = 32;
@@ -40,10 +41,12 @@ impl WritePrefetch {
 
     /// Returns the stores for a cell with this policy. A cell that was prefetched is not prefetched again.
     #[inline(always)]
-    pub(super) const fn writing(&self, how: Stores, cell: u32, len: usize) -> Stores {
+    pub(super) fn writing(&self, how: Stores, cell: u32, len: usize) -> Stores {
         match how {
             Stores::NonTemporal => Stores::NonTemporal,
             _ if len < PREFETCH_FROM || self.cell == cell && self.at as usize >= len => Stores::Cached,
+            // A copy that writes whole lines needs none of them before.
+            Stores::Cached if PayloadMut::writes_whole_lines(len) => Stores::Cached,
             _ => Stores::Prefetched,
         }
     }

@@ -345,6 +345,7 @@ impl Fabric {
         let pieces = Pieces::new(128 << rank, 512 << rank);
         let config = PortConfig {
             fastbox_limit,
+            eager_bytes: if rank % 2 == 0 { 0 } else { usize::MAX },
             fences: FenceMode::Symmetric,
             announce,
             pieces,

@@ -7,8 +7,8 @@ use super::{cases, portion};
 use crate::shared::assist::AssistLine;
 use crate::shared::fastbox::FastboxSlot;
 use crate::shared::layout::{
-    Extent, Geometry, HEADER_PAGE, Identity, LINE, LayoutError, Line, MAGIC, MAX_PEERS, MAX_QUEUES,
-    SegmentHeader, SegmentKind, queue_of, queue_peers,
+    CELL_OFFSET, Extent, Geometry, HEADER_PAGE, Identity, LINE, LayoutError, Line, MAGIC, MAX_PEERS,
+    MAX_QUEUES, SegmentHeader, SegmentKind, queue_of, queue_peers,
 };
 use crate::shared::pool::CellHeader;
 use crate::sync::Word64;
@@ -43,8 +43,9 @@ proptest! {
         assert!(g.return_bytes() >= cells * 4 && g.return_bytes().is_multiple_of(LINE));
         assert_disjoint(HEADER_PAGE, &[
             (own.headers, cells * size_of::<CellHeader>(), LINE),
-            (own.payload, cells * g.cell_bytes as usize, HEADER_PAGE),
+            (own.payload, cells * g.cell_bytes as usize, LINE),
         ], own.total);
+        assert_eq!(own.payload % HEADER_PAGE, CELL_OFFSET);
         assert_disjoint(size_of::<SegmentHeader>(), &[
             (link.ack, size_of::<Line>(), LINE),
             (link.assist_line, size_of::<AssistLine>(), LINE),

@@ -73,6 +73,7 @@ impl CellsMemory {
     pub(super) fn port(&self, process: usize) -> Option<CellsPort<'_>> {
         let config = PortConfig {
             fastbox_limit: self.segments.sizes.small(),
+            eager_bytes: 0,
             fences: FenceMode::Symmetric,
             announce: self.announce,
             pieces: Pieces::default(),

@@ -88,6 +88,8 @@ impl SharedMedium {
         }
         let config = PortConfig {
             fastbox_limit: self.segments.sizes.small(),
+            // Each side has its own limit: none, or a cell.
+            eager_bytes: if rank % 2 == 0 { 0 } else { usize::MAX },
             fences: FenceMode::Symmetric,
             announce: self.announce,
             // Each side has its own bounds.
