@@ -344,6 +344,7 @@ impl Port {
             return Err(Errno::INVALID);
         }
         let rank = self.rank_of(it.to, around)?;
+        let it = &self.needed(it);
         let bytes: &[u8] = if len == 0 {
             &[]
         } else {
@@ -359,6 +360,18 @@ impl Port {
         }
         let operation = self.sending(it);
         self.start_send(rank, (base, len), it, operation)
+    }
+
+    /// Returns the send without FI_DELIVERY_COMPLETE where every message that has left is delivered: it lies in memory
+    /// of the receiver, which need not have matched it (that would be FI_MATCH_COMPLETE; `fi_cq`(3)). MPICH requests
+    /// this flag for all messages.
+    #[inline]
+    fn needed(&self, it: &Sending) -> Sending {
+        let is_delivered = it.flags & DELIVERED != 0
+            && usize::try_from(it.to).ok().and_then(|at| self.destinations.get(at)).is_some_and(
+                |known| matches!(known, Destination::Peer(peer) if self.endpoint.shares_memory(*peer)),
+            );
+        Sending { flags: if is_delivered { it.flags & !DELIVERED } else { it.flags }, ..*it }
     }
 
     /// Starts a send of several runs. The list is copied.
@@ -389,6 +402,7 @@ impl Port {
             return Err(Errno::BAD_STATE);
         }
         let rank = self.rank_of(it.to, around)?;
+        let it = &self.needed(it);
         let mut operation = self.sending(it);
         operation.keep_list(list);
         self.start_send(rank, (std::ptr::null(), 0), it, operation)

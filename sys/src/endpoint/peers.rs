@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use nemesia_core::engine::Failure;
 use nemesia_core::peers::{PeerAddress, PeerEnd, PeerError, PeerRef, PeerStage, Speaking};
+use nemesia_core::port::Route;
 
 use crate::endpoint::Endpoint;
 use crate::endpoint::wait::{Awaited, Wait};
@@ -181,6 +182,14 @@ impl Endpoint {
     pub fn connected_rank(&self, peer: PeerRef) -> Option<usize> {
         let peers = self.peers.as_ref().filter(|_| !self.is_forked())?;
         peers.connected_rank(peer).map(|rank| rank as usize)
+    }
+
+    /// Returns whether messages to a connected peer lie at once in memory that it shares, where neither a failure of this
+    /// process nor one of a network can take them from it: it is reached through shared memory.
+    #[inline]
+    pub fn shares_memory(&self, peer: PeerRef) -> bool {
+        let rank = self.connected_rank(peer).and_then(|rank| u32::try_from(rank).ok());
+        rank.is_some_and(|rank| self.engine.port().route(rank) == Route::Local)
     }
 
     /// Returns the peer that other calls name by this number: for instance the sender of a message. `None` if no peer

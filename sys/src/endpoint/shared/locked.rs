@@ -126,6 +126,7 @@ methods! {
     fn stage_of(peer: PeerRef) -> Result<PeerStage, Error>;
     fn send_now(to: usize, tag: u64, bytes: &[u8]) -> bool;
     fn set_handler(number: u16, handler: impl FnMut(&mut Incoming<'_>) + Send + 'static);
+    fn shares_memory(peer: PeerRef) -> bool;
     fn shrink() -> Result<Ranking, Error>;
     fn take_buffer(completion: &Completion) -> Option<Vec<u8>>;
     fn test(request: Request) -> Result<Option<Status>, Error>;
