@@ -184,8 +184,8 @@ impl Endpoint {
         peers.connected_rank(peer).map(|rank| rank as usize)
     }
 
-    /// Returns whether messages to a connected peer lie at once in memory that it shares, where neither a failure of this
-    /// process nor one of a network can take them from it: it is reached through shared memory.
+    /// Returns whether messages to a connected peer lie at once in memory that it shares, where neither a failure of
+    /// this process nor one of a network can take them from it: it is reached through shared memory.
     #[inline]
     pub fn shares_memory(&self, peer: PeerRef) -> bool {
         let rank = self.connected_rank(peer).and_then(|rank| u32::try_from(rank).ok());

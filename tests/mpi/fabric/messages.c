@@ -457,41 +457,6 @@ static void held_back(void) {
     close_side(&it);
 }
 
-/* A send with FI_DELIVERY_COMPLETE completes when the message lies in memory that its receiver shares. To a peer that is
- * not connected yet, it completes after the message was received. */
-static void delivered(void) {
-    struct side it;
-    struct fi_cq_tagged_entry entry;
-    int value = 4711, in = 0;
-    char bytes[3000] = {0};
-    open_side(&it, &(struct options){.tx_flags = FI_DELIVERY_COMPLETE | FI_COMPLETION});
-    if (rank == 0) {
-        POSTED(&it, fi_tsend(it.ep, &value, sizeof value, NULL, it.peer, 5, &value));
-        meet(&it);
-        RETURNS(fi_cq_read(it.cq, &entry, 1), -FI_EAGAIN);
-        meet(&it);
-        completed(&it, &value);
-        for (unsigned tag = 6; tag <= 7; tag++) {
-            POSTED(&it, fi_tsend(it.ep, bytes, tag == 6 ? 8 : sizeof bytes, NULL, it.peer, tag, bytes));
-            completed(&it, bytes);
-        }
-        meet(&it);
-    } else {
-        meet(&it);
-        meet(&it);
-        OK(fi_trecv(it.ep, &in, sizeof in, NULL, FI_ADDR_UNSPEC, 5, 0, &in));
-        completed(&it, &in);
-        CHECK(in == value);
-        meet(&it);
-        for (unsigned tag = 7; tag >= 6; tag--) {
-            OK(fi_trecv(it.ep, bytes, sizeof bytes, NULL, FI_ADDR_UNSPEC, tag, 0, bytes));
-            completed(&it, bytes);
-        }
-    }
-    meet(&it);
-    close_side(&it);
-}
-
 /* Counters of sends and receives, of successes and of errors. */
 static void counted(void) {
     struct side it;
@@ -602,8 +567,7 @@ static const struct test TESTS[] = {
     {"inject", inject, 2}, {"immediate", immediate, 2}, {"lists", lists, 2}, {"formats", formats, 2},
     {"selective", selective, 2}, {"truncated", truncated, 2}, {"multi_receive", multi_receive, 2},
     {"cancelled", cancelled, 2}, {"peeked", peeked, 2}, {"unexpected", unexpected, 2}, {"held_back", held_back, 2},
-    {"delivered", delivered, 2}, {"counted", counted, 2}, {"loopback", loopback, 1},
-    {"many_endpoints", many_endpoints, 2},
+    {"counted", counted, 2}, {"loopback", loopback, 1}, {"many_endpoints", many_endpoints, 2},
 };
 
 int main(int count, char **words) { return run_test(count, words, TESTS, sizeof TESTS / sizeof *TESTS); }
