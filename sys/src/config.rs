@@ -262,7 +262,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             cells: 64,
-            cell_bytes: 32 << 10,
+            // Room for 32 KiB with a prefix; and cells of a power of two would share the same sets of a cache.
+            cell_bytes: 33 << 10,
             fastbox_slots: 128,
             fastbox_limit: None,
             unexpected_bytes: 64 << 20,

@@ -145,7 +145,7 @@ fn half_of_a_launcher_is_refused() -> Result<(), String> {
 fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), String> {
     for (name, value, parts) in [
         ("NEMESIA_CELLS", "32", ["NEMESIA_CELLS is 32 there, and 64 here", "set it alike"]),
-        ("NEMESIA_CELL_BYTES", "1024", ["NEMESIA_CELL_BYTES is 1024 there, and 32768 here", "set it alike"]),
+        ("NEMESIA_CELL_BYTES", "1024", ["NEMESIA_CELL_BYTES is 1024 there, and 33792 here", "set it alike"]),
         ("NEMESIA_FASTBOX_SLOTS", "4", ["NEMESIA_FASTBOX_SLOTS is 4 there, and 128 here", "set it alike"]),
     ] {
         let job = open().before(&format!("[ $PMI_RANK = 1 ] && export {name}={value}"));

@@ -205,7 +205,7 @@ pub const VARIABLES: &[Variable] = &[
         "bytes, ",
         (0, 16777216),
         eager_bytes,
-        "largest message that is sent eagerly; at most a cell. Unless it is set, messages of up to 32768 bytes are \
+        "largest message that is sent eagerly; at most a cell. Unless it is set, messages of up to 33792 bytes are \
         eager inside a machine"
     ),
     number!(

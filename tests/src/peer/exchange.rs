@@ -13,7 +13,7 @@ const MOST: usize = 3 << 20;
 /// bytes).
 const DENSE: usize = 1000;
 /// The payload of a cell in the default geometry, in bytes.
-const CELL: usize = 32 << 10;
+const CELL: usize = 33 << 10;
 /// The first tags of the kinds of exchanges, so that kinds do not mix.
 const TIMEOUTS: u64 = 1 << 32;
 const WILD: u64 = 2 << 32;

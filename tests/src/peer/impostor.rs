@@ -12,7 +12,7 @@ use nemesia_core::shared::layout::Geometry;
 use super::{Fault, Outcome, broken, ensure, tell};
 
 /// The geometry of the default configuration.
-const GEOMETRY: Geometry = Geometry { cells: 64, cell_bytes: 32 << 10, fastbox_slots: 128 };
+const GEOMETRY: Geometry = Geometry { cells: 64, cell_bytes: 33 << 10, fastbox_slots: 128 };
 pub(super) const VERSION: u32 = nemesia_core::wire::LAYOUT_VERSION;
 const EPOCH: u64 = 0x1234_5678_9abc_def0;
 const PATIENCE: Duration = Duration::from_secs(60);

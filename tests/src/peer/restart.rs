@@ -459,7 +459,7 @@ fn claim(name: &str, rank: u32, incarnation: u64, wanted: &str) -> Outcome {
     bytes.extend(VERSION.to_le_bytes());
     bytes.extend(rank.to_le_bytes());
     bytes.extend(5_u64.to_le_bytes());
-    for field in [3_u32, 0, 64, 32 << 10, 128, 0] {
+    for field in [3_u32, 0, 64, 33 << 10, 128, 0] {
         bytes.extend(field.to_le_bytes());
     }
     bytes.extend([0; 64]);
