@@ -1595,6 +1595,11 @@ typedef struct nemesia_counters {
      * Unused registrations that were given up for others; 0 for a single rank. Unit: times.
      */
     uint64_t registration_evicted;
+    /**
+     * Connections of other processes that could not be accepted for lack of descriptors or memory, and wait; 0 for a
+     * single rank. Unit: times.
+     */
+    uint64_t failed_accepts;
 } nemesia_counters;
 
 #ifdef __cplusplus

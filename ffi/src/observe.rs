@@ -223,6 +223,9 @@ pub struct Counters {
     pub registration_misses: u64,
     /// Unused registrations that were given up for others; 0 for a single rank. Unit: times.
     pub registration_evicted: u64,
+    /// Connections of other processes that could not be accepted for lack of descriptors or memory, and wait; 0 for a
+    /// single rank. Unit: times.
+    pub failed_accepts: u64,
 }
 
 /// The count of numbers in the first version, including `struct_size`.
@@ -280,6 +283,7 @@ impl Counters {
             registration_hits: it.registrations.registration_hits,
             registration_misses: it.registrations.registration_misses,
             registration_evicted: it.registrations.registration_evicted,
+            failed_accepts: it.waits.failed_accepts,
             ..Self::of_rank(&it.all)
         }
     }

@@ -192,6 +192,13 @@ pub struct Bill {
     pub private_ceiling: u64,
     /// The ceiling of what each rank on another machine adds, for packets. Nothing if there is none.
     pub net_per_peer: u64,
+    /// The file descriptors without connections, those of the launcher and of a network not counted
+    /// ([`NetBill`](crate::NetBill)).
+    /// One whose descriptor for event loops is used has one more.
+    pub descriptors: u32,
+    /// The file descriptors of each connection with another process of this machine. While it is made, it takes up to
+    /// two more.
+    pub descriptors_per_peer: u32,
 }
 
 impl Bill {
@@ -226,6 +233,8 @@ impl Bill {
                 .saturating_add(u64::from(processes) * ACTIVE_BYTES as u64)
                 .saturating_add(replies * u64::from(geometry.cell_bytes)),
             net_per_peer: net::bytes_per_peer(config),
+            descriptors: limits::DESCRIPTORS,
+            descriptors_per_peer: limits::DESCRIPTORS_PER_PEER,
         })
     }
 }

@@ -2,7 +2,7 @@
 //! numbers, and storage from the heap. The protocol is [`nemesia_core::port::placement`].
 
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use nemesia_core::port::memory::{Address, ConnectError, LostError};
@@ -12,7 +12,7 @@ use nemesia_core::port::placement::{
 };
 
 use crate::os::descriptor::own;
-use crate::os::shortage::Shortage;
+use crate::os::shortage::{Shortage, arrived_stream};
 use crate::os::{self, ShmError};
 
 /// The number of events taken from the kernel at once.
@@ -80,37 +80,45 @@ impl<T: StreamSource> PolledStreams<T> {
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         // SAFETY: a new descriptor, given to us alone.
         let polled = Self { source, epoll: unsafe { own(epoll) }?, shortage: Shortage::default() };
-        polled.watch_listener()?;
+        polled.control(polled.source.listener(), libc::EPOLL_CTL_ADD, (libc::EPOLLIN, LISTENER))?;
         Ok(polled)
-    }
-
-    fn watch_listener(&self) -> io::Result<()> {
-        self.control(self.source.listener(), libc::EPOLL_CTL_ADD, (libc::EPOLLIN, LISTENER))
-    }
-
-    /// Leaves the listener out for a while: it stays readable, and would keep this process from sleeping.
-    fn pause(&mut self, error: io::Error) {
-        // If it is not registered, nothing has to be removed.
-        let _ = self.control(self.source.listener(), libc::EPOLL_CTL_DEL, (0, LISTENER));
-        self.shortage.pause(Instant::now(), &ShmError::system("accepting a connection", error));
     }
 
     #[cold]
     fn resume(&mut self) {
-        if self.shortage.resumes(Instant::now())
-            && let Err(error) = self.watch_listener()
-        {
-            self.pause(error);
-        }
+        let Self { source, epoll, shortage } = self;
+        let listener = source.listener().as_raw_fd();
+        shortage.resume(Instant::now(), |listens| listen(epoll, listener, listens));
     }
+
+    /// Returns the next report of a shortage of this process, which keeps it from accepting streams for now.
+    pub(crate) const fn next_shortage(&mut self) -> Option<String> {
+        self.shortage.next_report()
+    }
+
+    /// Returns the number of streams that could not be accepted.
+    pub(crate) const fn failed_accepts(&self) -> u64 {
+        self.shortage.failed()
+    }
+}
+
+/// Puts a listener into a set, or takes it out.
+fn listen(epoll: &OwnedFd, listener: RawFd, listens: bool) -> Result<(), ShmError> {
+    let what = if listens { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_DEL };
+    control(epoll, listener, what, (libc::EPOLLIN, LISTENER))
+        .map_err(|errno| ShmError::system("waiting for streams", errno))
+}
+
+fn control(epoll: &OwnedFd, fd: RawFd, what: i32, (events, word): (i32, u64)) -> io::Result<()> {
+    let mut event = libc::epoll_event { events: events as u32, u64: word };
+    // SAFETY: the event outlives the call.
+    let result = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), what, fd, &raw mut event) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 impl<T> PolledStreams<T> {
     fn control(&self, fd: BorrowedFd<'_>, what: i32, (events, word): (i32, u64)) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: events as u32, u64: word };
-        // SAFETY: the event outlives the call.
-        let result = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), what, fd.as_raw_fd(), &raw mut event) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        control(&self.epoll, fd.as_raw_fd(), what, (events, word))
     }
 }
 
@@ -136,14 +144,10 @@ impl<T: StreamSource> StreamTransport for PolledStreams<T> {
     }
 
     fn accept(&mut self) -> Option<T::Stream> {
-        match self.source.accept() {
-            Ok(stream) => return Some(stream),
-            Err(error) => match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::ConnectionAborted | ErrorKind::Interrupted => {}
-                _ => self.pause(error),
-            },
-        }
-        None
+        let Self { source, epoll, shortage } = self;
+        let listener = source.listener().as_raw_fd();
+        let listen = |listens| listen(epoll, listener, listens);
+        shortage.next_connection(Instant::now(), listen, || arrived_stream(source.accept()))
     }
 
     fn watch(&mut self, stream: &T::Stream, word: u64, interest: Interest) {

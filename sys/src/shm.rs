@@ -55,6 +55,7 @@ pub(crate) use oversubscription::lack_processors;
 pub(crate) use regions::{PeerRegion, share_of, window_of};
 pub(crate) use rejoin::{RejoinAnswer, RejoinListener};
 use segments::OwnSegments;
+pub(crate) use segments::Unjoined;
 use views::NewLink;
 pub(crate) use views::OwnSleep;
 

@@ -90,8 +90,14 @@ fn low_limits_are_named_with_the_command_that_raises_them() -> Result<(), String
     // A world of one opens too few descriptors to meet a limit, and so does one without connections.
     let ranks =
         open().env("NEMESIA_CONNECT", "start").wrapper("prlimit --nofile=14").spawn(2)?.wait(LIMIT)?;
-    let parts = ["open file limit is 14", "8 more wanted", "ulimit -n "];
+    let parts = ["open file limit is 14", "20 more wanted", "ulimit -n "];
     assert!(ranks.iter().any(|rank| refused(rank, &parts)), "{}", report(&ranks));
+    let named = report(&ranks).split("ulimit -n ").nth(1).and_then(|rest| {
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u32>().ok()
+    });
+    let sufficient = format!("prlimit --nofile={}", named.ok_or("no number is named")?);
+    open().env("NEMESIA_CONNECT", "start").wrapper(&sufficient).succeed(2)?;
     // 4096 cells of 16 MiB.
     alone(&large.env("NEMESIA_CELLS", "4096"), &["64.", "GiB of shared memory wanted", "available in"])
 }

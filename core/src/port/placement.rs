@@ -238,6 +238,16 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
         })
     }
 
+    /// Returns the source of the streams.
+    pub const fn transport(&self) -> &T {
+        &self.transport
+    }
+
+    /// As [`PlacementPort::transport`], for modification.
+    pub const fn transport_mut(&mut self) -> &mut T {
+        &mut self.transport
+    }
+
     /// Lets posted work leave this process, as far as possible, without looking for what has arrived.
     pub fn push_out(&mut self) {
         self.move_listed(false);

@@ -271,7 +271,9 @@ impl HandoffConnection {
     ///
     /// # Errors
     /// [`ShmError::PeerGone`] at the end of the connection; [`ShmError::TimedOut`]; [`ShmError::BadMessage`] if
-    /// the packet is longer than `buf` or carries more than `max_fds` descriptors, which are then closed.
+    /// the packet is longer than `buf` or carries more than `max_fds` descriptors, which are then closed. If this
+    /// process has no room for the descriptors of the packet: [`ShmError::Descriptors`], and the next call receives the
+    /// packet, unless `max_fds` is 0.
     pub fn recv(
         &self,
         buf: &mut [u8],
@@ -281,7 +283,11 @@ impl HandoffConnection {
         const DOING: &str = "waiting for a message";
         let mut reset = false;
         loop {
-            let errno = match message::receive(self.fd.as_fd(), buf) {
+            let received = match max_fds {
+                0 => message::receive(self.fd.as_fd(), buf),
+                _ => message::receive_whole(self.fd.as_fd(), buf),
+            };
+            let errno = match received {
                 Ok(packet) => return self.judge(packet, max_fds, DOING),
                 Err(errno) => errno,
             };
@@ -302,8 +308,7 @@ impl HandoffConnection {
         max_fds: usize,
         doing: &'static str,
     ) -> Result<(usize, Vec<ForeignFd>), ShmError> {
-        // There is room for more in the buffer: the kernel had no numbers for them.
-        if packet.control_cut && packet.fds.len() <= MAX_FDS {
+        if packet.lacks_room() {
             let errno = io::Error::from_raw_os_error(libc::EMFILE);
             return Err(ShmError::system("receiving the descriptors of a peer", errno));
         }

@@ -93,8 +93,31 @@ pub fn require_file_size(bytes: usize) -> Result<(), ShmError> {
     }
 }
 
-/// Checks that `more` descriptors may be opened. A peer takes two (connection and pidfd), and a third one when
-/// its memory is first written directly. A process takes four for itself.
+/// The descriptors of a process with an endpoint without connections. One of them serves all endpoints of the process.
+pub(crate) const DESCRIPTORS: u32 = 6;
+/// The descriptors that a peer of this machine takes: its connection and its pidfd.
+pub(crate) const DESCRIPTORS_PER_PEER: u32 = 2;
+/// Those that it takes while it is connected: also the segment that this process has made for it.
+const PER_CALL: u64 = 3;
+/// Those that a process takes for a moment: of a caller, and of the packet that the caller has sent.
+const SPARE: u64 = 16;
+
+/// Returns a limit of open files that suffices for so many further peers, if none is left now. `None`: there is no
+/// limit.
+pub(crate) fn sufficient_files(peers: u64) -> Option<u64> {
+    open_files().map(|limit| limit.saturating_add(peers.saturating_mul(PER_CALL)).saturating_add(SPARE))
+}
+
+/// Checks that the descriptors for so many peers may be opened, all of which connect at the same time. A packet of one
+/// brings those of its segments beside.
+///
+/// # Errors
+/// As for [`require_descriptors`].
+pub(crate) fn require_peers(peers: usize) -> Result<(), ShmError> {
+    require_descriptors(peers.saturating_mul(PER_CALL as usize + 1).saturating_add(SPARE as usize))
+}
+
+/// Checks that `more` descriptors may be opened.
 ///
 /// # Errors
 /// [`ShmError::DescriptorLimit`], with the command that raises the limit.

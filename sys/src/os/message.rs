@@ -1,5 +1,6 @@
 //! One packet with descriptors over a Unix socket: the only place that touches control messages.
 
+use std::ffi::c_int;
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -25,6 +26,14 @@ pub(super) struct Packet {
     /// The packet carried more descriptors than fit here or in this process's table; the kernel dropped the
     /// surplus.
     pub(super) control_cut: bool,
+}
+
+impl Packet {
+    /// Returns whether descriptors of the packet lack, although there is room for more in the buffer: the kernel had no
+    /// numbers for them.
+    pub(super) const fn lacks_room(&self) -> bool {
+        self.control_cut && self.fds.len() <= MAX_FDS
+    }
 }
 
 fn empty_header(iov: &mut libc::iovec) -> libc::msghdr {
@@ -74,12 +83,27 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>])
 
 /// Receives one packet, without waiting. Length 0 without descriptors is the end of the connection.
 pub(super) fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Packet> {
+    receive_as(socket, buf, 0)
+}
+
+/// As [`receive`]. But if this process has no room for the descriptors of the packet ([`Packet::lacks_room`]), the
+/// packet stays in the queue.
+pub(super) fn receive_whole(socket: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Packet> {
+    let packet = receive_as(socket, buf, libc::MSG_PEEK)?;
+    if !packet.lacks_room() {
+        // The packet's own descriptors are dropped; this process has others for the same files.
+        look(socket, 0)?;
+    }
+    Ok(packet)
+}
+
+fn receive_as(socket: BorrowedFd<'_>, buf: &mut [u8], flags: c_int) -> io::Result<Packet> {
     let mut control = Control([0; 64]);
     let mut iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
     let mut header = empty_header(&mut iov);
     header.msg_control = (&raw mut control).cast();
     header.msg_controllen = size_of::<Control>() as _;
-    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+    let flags = flags | libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
     let len = uninterrupted(|| {
         // SAFETY: the header describes buffers that outlive the call, which writes at most their lengths.
         checked_long(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) } as _)
@@ -144,10 +168,15 @@ fn drop_plain_packets(socket: BorrowedFd<'_>) -> bool {
 /// Returns the length of the next packet, one byte at most, and whether the packet carries control data that
 /// has no room here. The packet stays in the queue, with its descriptors.
 fn peek(socket: BorrowedFd<'_>) -> io::Result<(usize, bool)> {
+    look(socket, libc::MSG_PEEK)
+}
+
+/// As [`peek`]. Without that flag the packet leaves the queue, and the kernel closes its descriptors.
+fn look(socket: BorrowedFd<'_>, flags: c_int) -> io::Result<(usize, bool)> {
     let mut byte = [0_u8; 1];
     let mut iov = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: byte.len() };
     let mut header = empty_header(&mut iov);
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let flags = flags | libc::MSG_DONTWAIT;
     let len = uninterrupted(|| {
         // SAFETY: the header describes a buffer that outlives the call, which writes at most its length.
         checked_long(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) } as _)
@@ -156,7 +185,7 @@ fn peek(socket: BorrowedFd<'_>) -> io::Result<(usize, bool)> {
 }
 
 fn want_credentials(socket: BorrowedFd<'_>) -> bool {
-    let yes: std::ffi::c_int = 1;
+    let yes: c_int = 1;
     let len = size_of_val(&yes) as libc::socklen_t;
     // SAFETY: the value is alive and of the length that is passed.
     let set = unsafe {

@@ -10,7 +10,7 @@ use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use super::handshake::{self, ShmHandshake};
-use super::peer;
+use super::peer::{self, Unheard};
 use crate::os::{ForeignFd, HandoffConnection, HandoffListener, ShmError, closer, wait_any};
 
 /// The time within which one handshake must arrive.
@@ -92,10 +92,20 @@ impl Arrivals {
     /// Returns the next connection whose handshake has arrived. A connection with an invalid packet is closed.
     pub(super) fn hear(&mut self) -> Option<ArrivedHandshake> {
         let now = Instant::now();
-        while let Some((at, heard)) = self.silent.iter().enumerate().find_map(|(at, (connection, _))| {
-            peer::hear(connection, now).transpose().map(|heard| (at, heard))
-        }) {
-            let (connection, _) = self.silent.remove(at);
+        let Self { silent, problem, full, .. } = self;
+        let mut hear = |connection: &HandoffConnection| match peer::hear_answer(connection, now) {
+            // Its packet is received when there is room for the descriptors.
+            Err(Unheard::Shortage(error)) => {
+                (*problem, *full) = (Some(error), true);
+                None
+            }
+            heard => heard.transpose(),
+        };
+        let mut next = |silent: &[(HandoffConnection, Instant)]| {
+            silent.iter().enumerate().find_map(|(at, (connection, _))| Some((at, hear(connection)?)))
+        };
+        while let Some((at, heard)) = next(silent) {
+            let (connection, _) = silent.remove(at);
             if let Ok((handshake, fds)) = heard {
                 return Some((connection, handshake, fds));
             }

@@ -34,9 +34,9 @@ use super::address::ProcessAddress;
 use super::handshake::{self, CONFIRMED, CallPacket, CallerPacket, LeavePacket, ShmHandshake};
 use super::joining::JoiningProcess;
 use super::peer::{ShmWorld, Unheard, hear_packet, send_away};
-use super::segments::OwnSegments;
+use super::segments::{OwnSegments, Unjoined};
 use crate::error::Error;
-use crate::os::shortage::Shortage;
+use crate::os::shortage::{Shortage, arrived, listening};
 use crate::os::{Departure, ForeignFd, HandoffConnection, HandoffListener, ShmError, Watch, closer, random};
 
 pub(crate) use outgoing::CallOutcome;
@@ -165,6 +165,7 @@ impl Calls {
         watch.attend(listener.as_fd())?;
         // A call wakes a process that sleeps.
         watch.expect_sleep()?;
+        let shortage = Shortage::among(u64::from(world.size - 1));
         Ok(Self {
             own: place.encode(),
             place,
@@ -179,7 +180,7 @@ impl Calls {
             parked: Vec::new(),
             more: false,
             leavers: Vec::new(),
-            shortage: Shortage::default(),
+            shortage,
         })
     }
 
@@ -252,9 +253,13 @@ impl Calls {
                     send_away(connection, &problem);
                     None
                 }
-                // It calls once more.
                 Err(Unheard::Shortage(error)) => {
                     self.shortage.record(&error);
+                    if now.duration_since(*since) < patience {
+                        at += 1;
+                        continue;
+                    }
+                    // It calls once more.
                     None
                 }
                 Err(Unheard::Leaving(_) | Unheard::Gone) => None,
@@ -299,6 +304,11 @@ impl Calls {
         self.shortage.next_report()
     }
 
+    /// Returns the number of connections of others that could not be accepted.
+    pub(crate) const fn failed_accepts(&self) -> u64 {
+        self.shortage.failed()
+    }
+
     /// Returns whether connections of others may be pending that were not accepted.
     pub(crate) const fn has_more(&self) -> bool {
         self.more
@@ -317,31 +327,17 @@ impl Calls {
     }
 
     fn accept(&mut self, now: Instant, watch: &Watch) {
-        if self.shortage.resumes(now)
-            && let Err(error) = watch.attend(self.listener.as_fd())
-        {
-            self.shortage.pause(now, &error);
-        }
         let mut ours = 0;
         for _ in 0..MOST_AT_ONCE {
-            if self.shortage.is_paused() {
-                self.more = false;
-                return;
-            }
             if ours == AT_ONCE || !self.has_place() || !closer::has_room() {
                 break;
             }
-            let connection = match self.listener.accept(now) {
-                Ok(connection) => connection,
-                Err(ShmError::TimedOut { .. }) => {
-                    self.more = false;
-                    return;
-                }
-                Err(error) => {
-                    watch.unattend(self.listener.as_fd());
-                    self.shortage.pause(now, &error);
-                    continue;
-                }
+            let Self { listener, shortage, .. } = self;
+            let listen = listening(watch, listener.as_fd());
+            let Some(connection) = shortage.next_connection(now, listen, || arrived(listener.accept(now)))
+            else {
+                self.more = false;
+                return;
             };
             // A process of another user is not heard. Without room in the set, the time limit ends the caller.
             if connection.require_same_user().is_ok() {
@@ -413,7 +409,7 @@ impl Calls {
                 self.shortage.record(&error);
                 return Ok(false);
             }
-            link => link.map_err(|error| error.to_string()),
+            link => link.map_err(Unjoined::from),
         };
         let answered = link.and_then(|link| {
             let (ours, said) = ((&*self.world, &self.ours), (&handshake, descriptors));
@@ -424,7 +420,7 @@ impl Calls {
             let sent = connection.send(&packet.encode(), &descriptors, Instant::now());
             // The caller has its copy, and no other process needs one.
             joining.close_descriptor();
-            sent.map(|()| joining).map_err(|error| error.to_string())
+            sent.map(|()| joining).map_err(Unjoined::from)
         });
         match answered {
             Ok(joining) => {
@@ -434,7 +430,11 @@ impl Calls {
                 Ok(true)
             }
             Err(_) if connection.has_disconnected() => Ok(false),
-            Err(problem) => {
+            Err(Unjoined::Shortage(error)) => {
+                self.shortage.record(&error);
+                Ok(false)
+            }
+            Err(Unjoined::Problem(problem)) => {
                 send_away(&connection, &problem);
                 Err(problem)
             }

@@ -18,7 +18,7 @@ use super::address::ProcessAddress;
 use super::arrivals::{Arrivals, refuse};
 use super::calls::Calls;
 use super::handshake::{self, Cpus};
-use super::peer::{Peer, ShmWorld, admit, hear_by, shake_hands};
+use super::peer::{Peer, ShmWorld, admit, hear_by, patiently, shake_hands};
 use super::rejoin::RejoinListener;
 use super::segments::OwnSegments;
 use crate::bootstrap::Exchange;
@@ -99,8 +99,7 @@ pub(super) fn connect(
         let place = at_place(&world, place, &remote);
         return apart(world, ours, (&cards, remote), (listener, place), watch);
     }
-    // Per peer: socket, pidfd, and while it connects our link segment and its segments.
-    limits::require_descriptors(size.saturating_mul(4))?;
+    limits::require_peers(size - 1)?;
     let address_at = Some(address_at).filter(|_| on_demand);
     let (called, mut remote) = find_remote(&world, exchange, (&hosts, address_at), origin, deadline)?;
     if hosts::are_together(&hosts) {
@@ -304,7 +303,7 @@ fn meet(
     let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
     let mut awaited = Vec::with_capacity(called.len());
     for (rank, connection) in called {
-        let link = ours.link(rank as u32)?;
+        let link = patiently(deadline, || ours.link(rank as u32))?;
         shake_hands(world, (ours, &link), &connection, 0, deadline)
             .map_err(|error| Error::Peer { rank, problem: error.to_string() })?;
         awaited.push((rank, link, connection));
@@ -325,7 +324,8 @@ fn meet(
             return Err(problem(format!("it claims to be rank {}", handshake.rank)));
         }
         handshake::compare((world.size, &world.geometry), &handshake).map_err(problem)?;
-        let mut peer = admit(world, link, &connection, &handshake, fds).map_err(problem)?;
+        let admitted = admit(world, link, &connection, &handshake, fds);
+        let mut peer = admitted.map_err(|unjoined| problem(unjoined.to_string()))?;
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
@@ -342,8 +342,7 @@ fn come_back(
     deadline: Instant,
 ) -> Result<ShmMeeting, Error> {
     let (size, me) = (world.size as usize, world.rank as usize);
-    // Per peer: as at the start.
-    limits::require_descriptors(size.saturating_mul(4))?;
+    limits::require_peers(size - 1)?;
     let host = |rank| card_of(exchange, rank).map(|card| card.host);
     let hosts = (0..size).map(host).collect::<Result<Vec<_>, _>>()?;
     let mut remote = if hosts::are_together(&hosts) {
@@ -387,13 +386,14 @@ fn key(rank: usize) -> String {
 /// Connects to a lower rank. `None` if nothing listens there: it runs on another machine, or has ended.
 fn call(rank: usize, host: &HostAddress, deadline: Instant) -> Result<Option<HandoffConnection>, Error> {
     let problem = |error: ShmError| Error::Peer { rank, problem: error.to_string() };
-    match HandoffConnection::connect(&host.name, deadline) {
+    match patiently(deadline, || Ok(HandoffConnection::connect(&host.name, deadline)?)) {
         Ok(connection) => {
             connection.require_same_user().map_err(problem)?;
             Ok(Some(connection))
         }
-        Err(ShmError::NotListening { .. }) => Ok(None),
-        Err(error) => Err(problem(error)),
+        Err(Error::Shm(ShmError::NotListening { .. })) => Ok(None),
+        Err(Error::Shm(error)) => Err(problem(error)),
+        Err(error) => Err(error),
     }
 }
 
@@ -436,9 +436,11 @@ fn answer(
             refuse(&connection, "this rank is not awaited here");
             continue;
         }
-        let link = ours.link(handshake.rank)?;
+        let link = patiently(deadline, || ours.link(handshake.rank))?;
         let fits = handshake::compare((world.size, &world.geometry), &handshake);
-        let admitted = fits.and_then(|()| admit(world, link, &connection, &handshake, fds));
+        let admitted = fits.and_then(|()| {
+            admit(world, link, &connection, &handshake, fds).map_err(|unjoined| unjoined.to_string())
+        });
         let admitted = admitted.and_then(|mut peer| {
             let sent = shake_hands(world, (ours, &peer.link), &connection, 0, deadline);
             sent.map_err(|error| error.to_string())?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::handshake::ShmHandshake;
 use super::peer::{ShmWorld, admit};
-use super::segments::{OwnLink, OwnSegments};
+use super::segments::{OwnLink, OwnSegments, Unjoined};
 use super::views::NewLink;
 use super::{Port, make_places, met, readable_one};
 use crate::config::SingleCopy;
@@ -36,21 +36,21 @@ impl JoiningProcess {
         link: OwnLink,
         (handshake, fds): (&ShmHandshake, Vec<ForeignFd>),
         connection: Arc<HandoffConnection>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Unjoined> {
         let (config, number) = (&world.config, link.number as usize);
         let mut peer = admit(world, link, &connection, handshake, fds)?;
         let memory = readable_one(config, &mut peer);
         if let (Err(problem), SingleCopy::Require) = (&memory, config.single_copy) {
-            return Err(format!("no single copy through the kernel: {problem}"));
+            return Err(format!("no single copy through the kernel: {problem}").into());
         }
         let met = met(&peer, memory.as_ref().err().cloned());
-        let link = NewLink::new(ours, peer.link, peer.segments);
+        let link = NewLink::new(ours, peer.link, peer.segments)?;
         Ok(Self {
             number,
             incarnation: handshake.incarnation,
             agreements: handshake.agreements,
             met,
-            link: link.map_err(|error| error.to_string())?,
+            link,
             memory: memory.ok(),
             pidfd: connection.pidfd(),
             connection,

@@ -1,14 +1,19 @@
 //! Handshakes on a connection, and the peer behind a valid one.
 
+use std::fmt;
 use std::sync::Weak;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nemesia_core::shared::layout::Geometry;
 
 use super::handshake::{self, Cpus, ShmHandshake};
-use super::segments::{Expected, MOST_DESCRIPTORS, OwnLink, OwnSegments, PeerSegments};
+use super::segments::{Expected, MOST_DESCRIPTORS, OwnLink, OwnSegments, PeerSegments, Unjoined};
 use crate::config::Config;
+use crate::error::Error;
 use crate::os::{Departure, ForeignFd, HandoffConnection, IdentityStamp, RemoteMemory, ShmError};
+
+/// The time after which is repeated what failed for a shortage of this process.
+const AGAIN_AFTER: Duration = Duration::from_millis(10);
 
 /// The facts about this process that its handshake contains.
 #[derive(Debug)]
@@ -68,7 +73,7 @@ pub(super) enum Unheard {
     /// The peer leaves, and has announced how.
     Leaving(Departure),
     Gone,
-    /// This process has no room for the descriptors of the packet, which is lost.
+    /// This process has no room for the descriptors of the packet now. The packet can be received later.
     Shortage(ShmError),
     Problem(String),
 }
@@ -111,27 +116,40 @@ pub(super) fn hear_packet<T>(
     }
 }
 
-/// Receives the handshake of a connection, if it has arrived by the deadline.
-pub(super) fn hear(
-    connection: &HandoffConnection,
-    deadline: Instant,
-) -> Result<Option<(ShmHandshake, Vec<ForeignFd>)>, String> {
-    hear_answer(connection, deadline).map_err(|unheard| match unheard {
-        Unheard::Problem(problem) => problem,
-        Unheard::Shortage(error) => error.to_string(),
-        Unheard::Leaving(_) | Unheard::Gone => "it is gone".into(),
-    })
+impl fmt::Display for Unheard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Problem(problem) => f.write_str(problem),
+            Self::Shortage(error) => error.fmt(f),
+            Self::Leaving(_) | Self::Gone => f.write_str("it is gone"),
+        }
+    }
 }
 
-/// As [`hear`], for a connection whose handshake must arrive by the deadline.
+/// As [`hear_answer`], for a connection whose handshake must arrive by the deadline. Waits while descriptors lack.
 pub(super) fn hear_by(
     connection: &HandoffConnection,
     deadline: Instant,
 ) -> Result<(ShmHandshake, Vec<ForeignFd>), String> {
     let mut bytes = [0; handshake::MOST_BYTES];
-    let (len, fds) =
-        connection.recv(&mut bytes, MOST_DESCRIPTORS, deadline).map_err(|error| error.to_string())?;
+    let received = patiently(deadline, || Ok(connection.recv(&mut bytes, MOST_DESCRIPTORS, deadline)?));
+    let (len, fds) = received.map_err(|error| error.to_string())?;
     Ok((ShmHandshake::decode(&bytes[..len])?, fds))
+}
+
+/// Repeats what fails for a shortage of this process, until the deadline.
+pub(super) fn patiently<T>(
+    deadline: Instant,
+    mut attempt: impl FnMut() -> Result<T, Error>,
+) -> Result<T, Error> {
+    loop {
+        match attempt() {
+            Err(Error::Shm(error)) if error.is_shortage() && Instant::now() < deadline => {
+                std::thread::sleep(AGAIN_AFTER);
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Maps and validates the segments of a peer, for which we have made this link segment.
@@ -141,7 +159,7 @@ pub(super) fn admit(
     connection: &HandoffConnection,
     handshake: &ShmHandshake,
     fds: Vec<ForeignFd>,
-) -> Result<Peer, String> {
+) -> Result<Peer, Unjoined> {
     handshake::compare_sizes(&world.geometry, handshake)?;
     let ShmHandshake { epoch, number, expedited, cpus, .. } = *handshake;
     let expected =

@@ -19,10 +19,11 @@ use super::Port;
 use super::calls::Calls;
 use super::handshake::{self, ShmHandshake};
 use super::joining::JoiningProcess;
-use super::peer::{ShmWorld, Unheard, hear, hear_answer, send_away, shake_hands};
-use super::segments::{OwnLink, OwnSegments};
+use super::peer::{ShmWorld, Unheard, hear_answer, patiently, send_away, shake_hands};
+use super::segments::{OwnLink, OwnSegments, Unjoined};
 use crate::bootstrap::{Exchange, Member};
 use crate::error::Error;
+use crate::os::shortage::{Shortage, arrived, listening};
 use crate::os::{Departure, ForeignFd, HandoffConnection, HandoffListener, ShmError, Watch, closer};
 use crate::transport::hosts::{HostAddress, MemberAddress, RemoteRanks};
 
@@ -77,6 +78,7 @@ pub(crate) struct RejoinListener {
     /// More connections may be pending.
     more: bool,
     awaited: Vec<AwaitedProcess>,
+    shortage: Shortage,
 }
 
 impl RejoinListener {
@@ -87,7 +89,9 @@ impl RejoinListener {
         remote: &RemoteRanks,
     ) -> Self {
         let remote = (0..world.size as usize).filter(|rank| remote.contains(*rank)).collect();
-        Self { world, ours, listener, remote, callers: Vec::new(), more: false, awaited: Vec::new() }
+        let (callers, awaited) = (Vec::new(), Vec::new());
+        let shortage = Shortage::among(u64::from(world.size - 1));
+        Self { world, ours, listener, remote, callers, more: false, awaited, shortage }
     }
 
     /// Begins to listen for calls of processes that opened alone, as this one. `remote` is where this process takes
@@ -124,13 +128,14 @@ impl RejoinListener {
         if !HostAddress::of(String::new(), &self.world.config).may_share(&host) {
             return Ok(false);
         }
-        let connection = match HandoffConnection::connect(&host.name, deadline) {
+        let connect = || Ok(HandoffConnection::connect(&host.name, deadline)?);
+        let connection = match patiently(deadline, connect) {
             Ok(connection) => connection,
-            Err(ShmError::NotListening { .. }) => return Ok(false),
+            Err(Error::Shm(ShmError::NotListening { .. })) => return Ok(false),
             Err(error) => return Err(problem(error.to_string())),
         };
         connection.require_same_user().map_err(|error| problem(error.to_string()))?;
-        let link = self.ours.link(rank as u32)?;
+        let link = patiently(deadline, || self.ours.link(rank as u32))?;
         match shake_hands(&self.world, (&self.ours, &link), &connection, 0, deadline) {
             Ok(()) => {}
             Err(ShmError::PeerGone { .. }) => return Ok(false),
@@ -141,6 +146,16 @@ impl RejoinListener {
         let incarnation = member.incarnation;
         self.awaited.push(AwaitedProcess { rank, incarnation, link, connection, pidfd });
         Ok(true)
+    }
+
+    /// Returns the next report of a shortage of this process, which keeps it from connecting for now.
+    pub(crate) const fn next_shortage(&mut self) -> Option<String> {
+        self.shortage.next_report()
+    }
+
+    /// Returns the number of connections of others that could not be accepted.
+    pub(crate) const fn failed_accepts(&self) -> u64 {
+        self.shortage.failed()
     }
 
     /// Returns the number of previous starts of our rank.
@@ -165,8 +180,8 @@ impl RejoinListener {
 
     /// Accepts pending connections. Call it before the peers' departures are checked ([`RejoinListener::hear`]): a
     /// restarted process connects after the end of its predecessor.
-    pub(crate) fn open(&mut self) {
-        let Some(listener) = &self.listener else { return };
+    pub(crate) fn open(&mut self, watch: &Watch) {
+        let Self { listener: Some(listener), shortage, .. } = self else { return };
         let most = self.world.size as usize + SPARE_CALLERS;
         let now = Instant::now();
         // Bounded, whatever the number of pending connections: the accepted ones are read next.
@@ -174,7 +189,9 @@ impl RejoinListener {
             if !closer::has_room() {
                 break;
             }
-            let Ok(connection) = listener.accept(now) else {
+            let listen = listening(watch, listener.as_fd());
+            let Some(connection) = shortage.next_connection(now, listen, || arrived(listener.accept(now)))
+            else {
                 self.more = false;
                 return;
             };
@@ -201,12 +218,12 @@ impl RejoinListener {
     /// process of a rank lives.
     pub(crate) fn hear(&mut self, mut lives: impl FnMut(usize) -> bool) {
         let now = Instant::now();
-        let (world, remote) = (&self.world, &self.remote);
+        let (world, remote, shortage) = (&self.world, &self.remote, &mut self.shortage);
         self.callers.retain_mut(|caller| {
             if caller.said.is_some() {
                 return !caller.connection.has_disconnected();
             }
-            match hear(&caller.connection, now) {
+            match hear_answer(&caller.connection, now) {
                 Ok(Some((handshake, fds))) => match check(world, remote, &handshake, &mut lives) {
                     Ok(()) => {
                         caller.said = Some((handshake, fds));
@@ -218,8 +235,13 @@ impl RejoinListener {
                     }
                 },
                 Ok(None) => now.duration_since(caller.since) < HANDSHAKE_TIME,
+                // A refusal would end the caller's world.
+                Err(Unheard::Shortage(error)) => {
+                    shortage.record(&error);
+                    !caller.connection.has_disconnected()
+                }
                 Err(problem) => {
-                    send_away(&caller.connection, &problem);
+                    send_away(&caller.connection, &problem.to_string());
                     false
                 }
             }
@@ -265,20 +287,24 @@ impl RejoinListener {
 
     /// Returns the caller of this rank that the launcher has confirmed, mapped and validated, for
     /// [`JoiningProcess::enter`]. `None` if there is none. If there are several, returns the last: the launcher starts
-    /// the next one after the end of the one before.
-    pub(crate) fn admit(&mut self, rank: usize) -> Option<Result<JoiningProcess, String>> {
+    /// the next one after the end of the one before. While descriptors lack for the segment of this process, the caller
+    /// waits.
+    pub(crate) fn admit(&mut self, rank: usize) -> Option<Result<JoiningProcess, Unjoined>> {
         let is_it = |caller: &Caller| {
             caller.genuine
                 && caller.said.as_ref().is_some_and(|(handshake, _)| handshake.rank as usize == rank)
         };
         let last = self.callers.iter().rposition(is_it)?;
+        let link = self.ours.link(rank as u32).map_err(Unjoined::from);
+        if let Err(Unjoined::Shortage(error)) = link {
+            return Some(Err(Unjoined::Shortage(error)));
+        }
         let caller = self.callers.remove(last);
         self.callers.retain(|caller| !is_it(caller));
         let (handshake, fds) = caller.said?;
         let connection = Arc::new(caller.connection);
-        let link = self.ours.link(handshake.rank).map_err(|error| error.to_string());
         let joining = link.and_then(|link| self.joining(link, &handshake, fds, Arc::clone(&connection)));
-        Some(joining.inspect_err(|problem| send_away(&connection, problem)))
+        Some(joining.inspect_err(|problem| send_away(&connection, &problem.to_string())))
     }
 
     fn joining(
@@ -287,7 +313,7 @@ impl RejoinListener {
         said: &ShmHandshake,
         fds: Vec<ForeignFd>,
         connection: Arc<HandoffConnection>,
-    ) -> Result<JoiningProcess, String> {
+    ) -> Result<JoiningProcess, Unjoined> {
         handshake::compare((self.world.size, &self.world.geometry), said)?;
         JoiningProcess::new((&self.world, &self.ours), link, (said, fds), connection)
     }
@@ -326,7 +352,7 @@ impl RejoinListener {
                     let joining = self.joining(link, &handshake, fds, Arc::new(connection));
                     let answer = match joining {
                         Ok(joining) => RejoinAnswer::Met(Box::new(joining)),
-                        Err(problem) => RejoinAnswer::Gone(Departure::Died, Some(problem)),
+                        Err(problem) => RejoinAnswer::Gone(Departure::Died, Some(problem.to_string())),
                     };
                     return Some((rank, answer));
                 }
@@ -335,7 +361,10 @@ impl RejoinListener {
                 }
                 Err(Unheard::Leaving(departure)) => RejoinAnswer::Gone(departure, None),
                 Err(Unheard::Gone) => RejoinAnswer::Gone(Departure::Died, None),
-                Err(Unheard::Shortage(error)) => RejoinAnswer::Gone(Departure::Died, Some(error.to_string())),
+                Err(Unheard::Shortage(error)) => {
+                    self.shortage.record(&error);
+                    continue;
+                }
                 Err(Unheard::Problem(problem)) => RejoinAnswer::Gone(Departure::Died, Some(problem)),
             };
             let rank = self.stop_awaiting(at, watch).rank;

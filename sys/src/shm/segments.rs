@@ -1,5 +1,6 @@
 //! The segments of this process, those of a peer, and their descriptors.
 
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 
@@ -10,7 +11,7 @@ use super::{ORDINARY, unsealed};
 use crate::config::{Config, SingleCopy};
 use crate::error::Error;
 use crate::os::life::{LifeMark, PeerLife};
-use crate::os::{Access, AttachLimits, ForeignFd, Segment, SegmentBacking, SegmentOptions};
+use crate::os::{Access, AttachLimits, ForeignFd, Segment, SegmentBacking, SegmentOptions, ShmError};
 
 /// Slack in a segment's size: it may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
@@ -126,6 +127,44 @@ pub(super) struct PeerSegments {
     pub(super) link: Segment,
 }
 
+/// The reason why the segments of a process cannot be used.
+#[derive(Debug)]
+pub(crate) enum Unjoined {
+    /// This process lacks descriptors or memory now.
+    Shortage(ShmError),
+    Problem(String),
+}
+
+impl fmt::Display for Unjoined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shortage(error) => error.fmt(f),
+            Self::Problem(problem) => f.write_str(problem),
+        }
+    }
+}
+
+impl From<ShmError> for Unjoined {
+    fn from(error: ShmError) -> Self {
+        if error.is_shortage() { Self::Shortage(error) } else { Self::Problem(error.to_string()) }
+    }
+}
+
+impl From<Error> for Unjoined {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Shm(error) => error.into(),
+            error => Self::Problem(error.to_string()),
+        }
+    }
+}
+
+impl From<String> for Unjoined {
+    fn from(problem: String) -> Self {
+        Self::Problem(problem)
+    }
+}
+
 /// The values by which the segments of a peer are validated.
 pub(super) struct Expected<'a> {
     pub(super) config: &'a Config,
@@ -143,17 +182,17 @@ impl PeerSegments {
     pub(super) fn attach(
         expected: &Expected<'_>,
         mut fds: Vec<ForeignFd>,
-    ) -> Result<(Self, Option<PeerLife>), String> {
+    ) -> Result<(Self, Option<PeerLife>), Unjoined> {
         let queue = queue_of(expected.number);
         let (sent, wanted) = (fds.len(), if queue > 0 { 4 } else { 3 });
         if sent != wanted && sent != wanted + 1 {
-            return Err(format!("it sent {sent} descriptors instead of {wanted}"));
+            return Err(format!("it sent {sent} descriptors instead of {wanted}").into());
         }
         let life = if sent > wanted { fds.pop().map(PeerLife::attach) } else { None };
-        let life = life.transpose().map_err(|error| error.to_string())?.flatten();
+        let life = life.transpose()?.flatten();
         let mut fds = fds.into_iter();
         let mut attach = |kind, number, total| {
-            let fd = fds.next().ok_or("it sent too few descriptors")?;
+            let fd = fds.next().ok_or_else(|| "it sent too few descriptors".to_owned())?;
             expected.attach(fd, kind, number, total)
         };
         let (sizes, number) = (expected.sizes, expected.number);
@@ -172,12 +211,18 @@ impl PeerSegments {
 }
 
 impl Expected<'_> {
-    fn attach(&self, fd: ForeignFd, kind: SegmentKind, number: u32, total: usize) -> Result<Segment, String> {
+    fn attach(
+        &self,
+        fd: ForeignFd,
+        kind: SegmentKind,
+        number: u32,
+        total: usize,
+    ) -> Result<Segment, Unjoined> {
         let access = if kind == SegmentKind::Inbox { Access::ReadWrite } else { Access::ReadOnly };
         let allow_unsealed = self.config.segments.backing == SegmentBacking::DevShm;
         let keeps_pages = access == Access::ReadOnly && self.sealed;
         let limits = AttachLimits { lengths: total..=total + ROUNDING, allow_unsealed, keeps_pages };
-        let segment = Segment::attach(fd, access, limits).map_err(|error| error.to_string())?;
+        let segment = Segment::attach(fd, access, limits)?;
         let identity = Identity { kind, geometry: self.sizes, number, epoch: self.epoch };
         let checked = header(&segment).and_then(|header| header.check(&identity, total as u64));
         checked.map_err(|error| error.to_string())?;

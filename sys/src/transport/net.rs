@@ -121,6 +121,22 @@ pub(crate) struct NetPort {
 }
 
 impl NetPort {
+    /// Returns the next report of a shortage of this process, which keeps it from accepting streams for now.
+    pub(crate) fn next_shortage(&mut self) -> Option<String> {
+        match &mut self.any {
+            AnyChannel::Tcp(it) => it.channel.port_mut().transport_mut().next_shortage(),
+            AnyChannel::Verbs(_) => None,
+        }
+    }
+
+    /// Returns the number of streams that could not be accepted.
+    pub(crate) fn failed_accepts(&self) -> u64 {
+        match &self.any {
+            AnyChannel::Tcp(it) => it.channel.port().transport().failed_accepts(),
+            AnyChannel::Verbs(_) => 0,
+        }
+    }
+
     /// Returns the transport.
     pub(crate) fn transport(&self) -> Transport {
         match self.any {

@@ -15,6 +15,7 @@ use nemesia_core::via::setup::{SETUP_BYTES, SetupFrame};
 use super::settings::Settings;
 use crate::os::close_in_children;
 use crate::os::descriptor::{above_standard, accept};
+use crate::os::shortage::{Shortage, arrived_stream};
 
 /// Unauthenticated connections at once, and those that are accepted before they are read.
 const MOST_UNAUTHENTICATED: usize = 128;
@@ -39,6 +40,7 @@ pub(super) struct Listener {
     socket: TcpListener,
     /// In the order in which they were accepted, or sent their last frame.
     unauthenticated: Vec<UnauthenticatedStream>,
+    shortage: Shortage,
 }
 
 impl Listener {
@@ -49,21 +51,31 @@ impl Listener {
             let Ok(socket) = TcpListener::bind(place).and_then(above_standard) else { continue };
             close_in_children(socket.as_fd());
             socket.set_nonblocking(true).map_err(|_| ViaError::ErrorResource)?;
-            return Ok(Self { socket, unauthenticated: Vec::new() });
+            return Ok(Self::new(socket));
         }
         Err(ViaError::ErrorResource)
     }
 
-    /// Returns the descriptors that become readable when something arrives.
+    fn new(socket: TcpListener) -> Self {
+        Self { socket, unauthenticated: Vec::new(), shortage: Shortage::default() }
+    }
+
+    /// Returns the descriptors that become readable when something arrives. While descriptors lack for the connections
+    /// that have come, the listener is not among them.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = i32> + '_ {
         let unauthenticated = self.unauthenticated.iter().map(|waiting| waiting.stream.as_raw_fd());
-        unauthenticated.chain([self.socket.as_raw_fd()])
+        unauthenticated.chain((!self.shortage.is_paused()).then(|| self.socket.as_raw_fd()))
     }
 
     /// Accepts connections and reads what is there. Returns the frames that are complete; the streams do not block.
     pub(super) fn read(&mut self) -> Vec<(TcpStream, SetupFrame)> {
         for _ in 0..MOST_UNAUTHENTICATED {
-            let Ok((stream, _)) = accept(&self.socket) else { break };
+            let Self { socket, shortage, .. } = self;
+            let accept = || arrived_stream(accept(socket));
+            // The caller asks for the descriptors each time.
+            let Some((stream, _)) = shortage.next_connection(Instant::now(), |_| Ok(()), accept) else {
+                break;
+            };
             close_in_children(stream.as_fd());
             if stream.set_nonblocking(true).is_ok() {
                 self.keep(stream);
@@ -190,6 +202,7 @@ mod tests {
     use nemesia_core::via::setup::{SetupKind, SetupNetwork, ViaAddress};
 
     use super::*;
+    use crate::os::testing;
 
     const LIMIT: Duration = Duration::from_secs(60);
 
@@ -197,7 +210,7 @@ mod tests {
         let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         socket.set_nonblocking(true).unwrap();
         let address = socket.local_addr().unwrap();
-        (Listener { socket, unauthenticated: Vec::new() }, address)
+        (Listener::new(socket), address)
     }
 
     fn frame(vi: u64) -> SetupFrame {
@@ -256,6 +269,26 @@ mod tests {
             wait_for(&mut listener, 70 + round);
             assert!(listener.unauthenticated.len() <= MOST_UNAUTHENTICATED);
         }
+    }
+
+    #[test]
+    fn a_listener_without_descriptors_is_left_out_for_a_while_and_accepts_later() {
+        const NAME: &str = concat!(
+            module_path!(),
+            "::a_listener_without_descriptors_is_left_out_for_a_while_and_accepts_later"
+        );
+        if !testing::is_child() {
+            return testing::run_again(NAME, || Ok(()));
+        }
+        let (mut listener, address) = listener();
+        let mut honest = TcpStream::connect(address).unwrap();
+        honest.write_all(&frame(3).encode()).unwrap();
+        let taken = testing::take_descriptors();
+        assert!(listener.read().is_empty());
+        assert_eq!(listener.descriptors().count(), 0, "its service would not sleep");
+        drop(taken);
+        wait_for(&mut listener, 3);
+        assert_eq!(listener.descriptors().count(), 1);
     }
 
     #[test]

@@ -50,6 +50,8 @@ struct MemoryOverview {
     private_per_rank: u64,
     private_ceiling: u64,
     net_per_remote_peer: u64,
+    descriptors: u32,
+    descriptors_per_peer: u32,
 }
 
 /// The costs of reaching the ranks on other machines, for one process. Sizes are in bytes.
@@ -137,6 +139,8 @@ fn memory(config: &Config, processes: u32) -> Result<MemoryOverview, Failure> {
         private_per_rank: bill.private_per_rank,
         private_ceiling: bill.private_ceiling,
         net_per_remote_peer: bill.net_per_peer,
+        descriptors: bill.descriptors,
+        descriptors_per_peer: bill.descriptors_per_peer,
     })
 }
 
@@ -211,6 +215,13 @@ fn write_all(out: &mut String, overview: &Overview) -> std::fmt::Result {
     ] {
         writeln!(out, "  {what:<56} {:>10} {bytes:>12} bytes", human(bytes))?;
     }
+    let MemoryOverview { processes, descriptors, descriptors_per_peer: each, .. } = memory;
+    let all = u64::from(*descriptors) + u64::from(*each) * u64::from(processes.saturating_sub(1));
+    writeln!(
+        out,
+        "  descriptors, if it is connected with all {processes} on this machine: {all}; {descriptors} without \
+         connections and {each} for each"
+    )?;
     if let Some(hosts) = &overview.between_hosts {
         write_hosts(out, memory.processes, hosts)?;
     }

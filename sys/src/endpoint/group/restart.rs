@@ -15,7 +15,7 @@ use crate::endpoint::Endpoint;
 use crate::endpoint::wait::{Awaited, Wait};
 use crate::error::Error;
 use crate::os::Departure;
-use crate::shm::{JoiningProcess, RejoinAnswer};
+use crate::shm::{JoiningProcess, RejoinAnswer, Unjoined};
 use crate::transport::net::{NetAnswer, NetPort};
 
 /// # Restart
@@ -138,7 +138,8 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::NotRestarted`] if [`Endpoint::restarted`] does not name the rank. [`Error::AgreementUnderWay`].
-    /// [`Error::Peer`] if the new process has other settings; it is refused. The errors of [`Endpoint::restarted`].
+    /// [`Error::Peer`] if the new process has other settings; it is refused. [`Error::Shm`] if this process lacks
+    /// descriptors: the new process waits for another call. The errors of [`Endpoint::restarted`].
     pub fn readmit(&mut self, rank: usize) -> Result<(), Error> {
         self.check_origin()?;
         if rank >= self.size() {
@@ -157,7 +158,10 @@ impl Endpoint {
             return self.readmit_remote(rank);
         }
         let joining = self.rejoin.admit(rank).ok_or(Error::NotRestarted { rank })?;
-        let joining = joining.map_err(|problem| Error::Peer { rank, problem })?;
+        let joining = joining.map_err(|why| match why {
+            Unjoined::Shortage(error) => Error::Shm(error),
+            Unjoined::Problem(problem) => Error::Peer { rank, problem },
+        })?;
         self.forget_process(rank);
         let connection = self.connect_process(joining)?;
         self.engine.reconnect(rank as u32);
@@ -218,7 +222,7 @@ impl Endpoint {
     /// Accepts connection requests, and processes the answers to those of this process. Returns whether this may have
     /// changed anything.
     pub(in crate::endpoint) fn attend_rejoin(&mut self) -> bool {
-        self.rejoin.open();
+        self.rejoin.open(&self.waiter.watch);
         let Self { rejoin, waiter, leaving, .. } = self;
         rejoin.hear(|rank| {
             if !waiter.watch.is_watched(rank) {
@@ -235,6 +239,7 @@ impl Endpoint {
             }
         });
         let mut changed = false;
+        self.warn_of_shortage(|endpoint| endpoint.rejoin.next_shortage());
         while let Some((rank, answer)) = self.rejoin.next_answer(&self.waiter.watch) {
             changed = true;
             match answer {

@@ -25,6 +25,9 @@ nemesia_core::counters! {
         armed: "times",
         /// The number of liveness checks, which ask the kernel whether the peers are alive.
         liveness_checks: "times",
+        /// The number of connections of other processes that could not be accepted for lack of descriptors or memory.
+        /// They wait.
+        failed_accepts: "times",
     }
 }
 
@@ -85,9 +88,14 @@ impl Endpoint {
         Counters {
             all: self.engine.counters(),
             engine: self.engine.engine_counters(),
-            waits: self.waiter.counters,
+            waits: WaitCounters { failed_accepts: self.failed_accepts(), ..self.waiter.counters },
             registrations: self.registration_counters(),
         }
+    }
+
+    fn failed_accepts(&self) -> u64 {
+        let calls = self.peers.as_ref().map_or(0, |peers| peers.failed_accepts());
+        calls + self.rejoin.failed_accepts() + self.net().map_or(0, NetPort::failed_accepts)
     }
 
     fn registration_counters(&self) -> RegistrationCounters {

@@ -137,6 +137,43 @@ fn opening_routes_sleeps_and_ends_are_reported() {
 }
 
 #[test]
+fn an_endpoint_has_as_many_descriptors_as_the_bill_says() {
+    const NAME: &str = concat!(module_path!(), "::an_endpoint_has_as_many_descriptors_as_the_bill_says");
+    const COUNT: usize = 4;
+    if !crate::os::testing::is_child() {
+        return crate::os::testing::run_again(NAME, || Ok(()));
+    }
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let bill = crate::Bill::new(&Config::default(), COUNT as u32).unwrap();
+    // Another thread may close what is not needed any longer.
+    let wait_for = |count: usize| {
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while open() != count {
+            assert!(std::time::Instant::now() < end, "{} instead of {count}", open());
+            std::thread::yield_now();
+        }
+    };
+    let before = open();
+    let mut all: Vec<_> = (0..COUNT).map(|_| Endpoint::alone(&Config::default()).unwrap()).collect();
+    // One serves all endpoints.
+    let apart = before + 1 + COUNT * (bill.descriptors as usize - 1);
+    wait_for(apart);
+    for one in 0..COUNT {
+        for other in one + 1..COUNT {
+            let address = *all[other].address().unwrap();
+            let peer = all[one].connect(&address).unwrap();
+            all[one].rank_of(peer).unwrap();
+            let is_connected =
+                |it: &Endpoint| matches!(it.stage_of(peer), Ok(crate::PeerStage::Connected(_)));
+            while !is_connected(&all[one]) || all[other].neighbours() <= one {
+                all.iter_mut().for_each(|it| _ = it.progress());
+            }
+        }
+    }
+    wait_for(apart + COUNT * (COUNT - 1) * bill.descriptors_per_peer as usize);
+}
+
+#[test]
 fn a_further_peer_costs_at_most_13_kib_and_the_call_tree_is_on_the_bill() {
     let config = Config::default();
     let [two, three] = [2, 3].map(|processes| crate::Bill::new(&config, processes).unwrap());

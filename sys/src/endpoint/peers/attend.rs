@@ -37,6 +37,13 @@ impl Endpoint {
         }
     }
 
+    /// Keeps the next report of a shortage as a warning.
+    pub(in crate::endpoint) fn warn_of_shortage(&mut self, next: impl FnOnce(&mut Self) -> Option<String>) {
+        if let Some(shortage) = next(self) {
+            self.warn(format!("connections wait: {shortage}"));
+        }
+    }
+
     /// Keeps the reason why a rank cannot be connected with: as a warning, and for the errors of its operations.
     fn blame(&mut self, rank: u32, name: &str, problem: &str) {
         self.warn(format!("{name} cannot be connected with: {problem}"));
@@ -45,6 +52,11 @@ impl Endpoint {
 }
 
 impl PeerTable {
+    /// Returns the number of callers that could not be accepted.
+    pub(in crate::endpoint) fn failed_accepts(&self) -> u64 {
+        self.calls.failed_accepts() + self.across.as_ref().map_or(0, |across| across.failed_accepts())
+    }
+
     fn attend(&mut self, endpoint: &mut Endpoint) -> bool {
         self.note_failures(endpoint);
         self.free_numbers(endpoint);
@@ -122,9 +134,7 @@ impl PeerTable {
     /// Reads what callers have sent. Returns whether a process has left.
     fn hear(&mut self, endpoint: &mut Endpoint) -> bool {
         self.calls.hear(&endpoint.waiter.watch);
-        if let Some(shortage) = self.calls.next_shortage() {
-            endpoint.warn(format!("connections wait: {shortage}"));
-        }
+        endpoint.warn_of_shortage(|_| self.calls.next_shortage());
         let mut changed = false;
         while let Some((address, departure)) = self.calls.next_leaver() {
             changed |= self.note_leave(&address, failure_of(departure), endpoint);

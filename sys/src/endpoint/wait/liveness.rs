@@ -26,6 +26,7 @@ impl Endpoint {
             self.leaving.extend(departed.map(|(rank, departure)| (rank, departure, 0)));
         }
         self.advance_net();
+        self.warn_of_shortage(|endpoint| endpoint.net_mut()?.next_shortage());
         let connection_requested = self.waiter.watch.was_called() || self.rejoin.is_busy();
         let changed = self.attend_net_rejoin()
             | (connection_requested && self.attend_rejoin())

@@ -7,6 +7,7 @@ use nemesia_core::shared::layout::Geometry;
 
 use super::*;
 use crate::os::closer::lingering;
+use crate::os::testing;
 use crate::os::wait_ready;
 
 const RANKS: usize = 2;
@@ -124,4 +125,23 @@ fn descriptors_whose_close_blocks_do_not_delay_anything() {
     drop((arrivals, listener));
     assert!(wait_ready(last.as_fd(), libc::POLLIN, Instant::now() + LIMIT).unwrap(), "it was closed");
     assert!(began.elapsed() < Duration::from_secs(SECONDS as u64 / 4), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_handshake_is_received_when_there_is_room_for_its_descriptors() {
+    const NAME: &str =
+        concat!(module_path!(), "::a_handshake_is_received_when_there_is_room_for_its_descriptors");
+    if !testing::is_child() {
+        return testing::run_again(NAME, || Ok(()));
+    }
+    let listener = HandoffListener::bind().unwrap();
+    let one = call(&listener.name());
+    one.send(&handshake(), &[listener.as_fd()], Instant::now()).unwrap();
+    let mut arrivals = Arrivals::new(RANKS);
+    arrivals.accept(&listener, |_| true);
+    let taken = testing::take_descriptors();
+    assert!(arrivals.hear().is_none());
+    assert!(arrivals.problem().unwrap().is_shortage() && arrivals.silent.len() == 1);
+    drop(taken);
+    assert_eq!(hear(&mut arrivals, &listener), 1);
 }

@@ -13,7 +13,7 @@ use crate::shm::address::ProcessAddress;
 use crate::shm::handshake::{CONFIRMED, CallPacket};
 use crate::shm::joining::JoiningProcess;
 use crate::shm::peer::{Unheard, hear_packet};
-use crate::shm::segments::OwnLink;
+use crate::shm::segments::{OwnLink, Unjoined};
 
 /// A call is made at most so often, if the callee lives and gives it up each time.
 const MOST_ATTEMPTS: u32 = 16;
@@ -21,6 +21,8 @@ const MOST_ATTEMPTS: u32 = 16;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The attempts that a call counts as having made if this process had no room for the answer: so it makes a pause.
+const SHORT_ATTEMPTS: u32 = 8;
 
 /// A call of ours that is not answered.
 #[derive(Debug)]
@@ -39,8 +41,8 @@ pub(super) struct OutgoingCall {
     link: Option<OwnLink>,
     /// `None` while the callee's queue of connections is full, or descriptors lack.
     connection: Option<(HandoffConnection, Option<OwnedFd>)>,
-    /// The shortage of this process that delays the call.
-    shortage: Option<String>,
+    /// The shortage of this process that delays the call, and its beginning.
+    shortage: Option<(Instant, String)>,
 }
 
 /// What has become of a call of ours.
@@ -141,6 +143,8 @@ impl Calls {
         let pause =
             attempts.checked_sub(1).map_or(Duration::ZERO, |again| FIRST_PAUSE * (1 << again.min(16)));
         let since = Instant::now() + pause.min(LONGEST_PAUSE);
+        // A rank of our world is called as long as it lives.
+        let attempts = if number < self.world.size { attempts.min(MOST_ATTEMPTS - 2) } else { attempts };
         let address = *address;
         let (connection, shortage) = (None, None);
         let it = OutgoingCall { peer, address, call, since, attempts, number, link, connection, shortage };
@@ -153,8 +157,6 @@ impl Calls {
         let limit = Duration::from_secs(self.world.config.timeout_seconds.into());
         for at in 0..self.outgoing.len() {
             // A rank of our world may compute for any time before it makes progress. Its end is seen in any case.
-            let is_rank = self.outgoing[at].number < self.world.size && self.outgoing[at].shortage.is_none();
-            let limit = if is_rank { Duration::MAX } else { limit };
             let Some(outcome) = self.look_at(at, limit, watch) else { continue };
             let call = self.outgoing.remove(at);
             call.stop(watch);
@@ -188,12 +190,15 @@ impl Calls {
         {
             return Some(Err(outcome));
         }
+        // A rank of our world may compute for any time before it makes progress. Its end is seen in any case.
+        let is_rank = self.outgoing[at].number < self.world.size;
         let call = &mut self.outgoing[at];
+        let is_late = !is_rank && call.since.elapsed() >= limit;
         let Some((connection, pidfd)) = &call.connection else {
-            let is_late = call.since.elapsed() >= limit;
             let overloaded = || "it takes no connections: it is overloaded".into();
-            return is_late
-                .then(|| Err(CallOutcome::Refused(call.shortage.take().unwrap_or_else(overloaded))));
+            let short = call.shortage.take_if(|(since, _)| is_late || since.elapsed() >= limit);
+            return (is_late || short.is_some())
+                .then(|| Err(CallOutcome::Refused(short.map_or_else(overloaded, |(_, text)| text))));
         };
         // Checked before the packets are read: a dead process sends no further packets.
         let ended = pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
@@ -207,16 +212,16 @@ impl Calls {
                 let late = || {
                     CallOutcome::Refused(format!("it has not answered within {limit:?}: does it progress?"))
                 };
-                (call.since.elapsed() >= limit).then(|| Err(late()))
+                is_late.then(|| Err(late()))
             }
             Err(Unheard::Leaving(departure)) => Some(Err(CallOutcome::Left(departure))),
             Err(Unheard::Gone) if ended => Some(Err(CallOutcome::Gone)),
             // The callee closes a call that it gives up. If it ends, no process will listen at its address.
             Err(Unheard::Gone) => Some(Err(given_up(call.attempts))),
-            // The answer is lost. The callee answers the next call as well.
             Err(Unheard::Shortage(error)) => {
-                self.shortage.record(&error);
-                Some(Err(given_up(call.attempts)))
+                let (text, now) = (self.shortage.record(&error), Instant::now());
+                let (since, _) = call.shortage.get_or_insert((now, String::new()));
+                (since.elapsed() >= limit).then(|| Err(CallOutcome::Refused(text)))
             }
             Err(Unheard::Problem(problem)) => Some(Err(CallOutcome::Refused(problem))),
         }
@@ -228,8 +233,9 @@ impl Calls {
         let shortage = match self.connect_now(at, watch) {
             Ok(()) => None,
             Err(Unmade::Shortage(error)) => {
-                self.shortage.record(&error);
-                Some(error.to_string())
+                let since =
+                    self.outgoing[at].shortage.as_ref().map_or_else(Instant::now, |(since, _)| *since);
+                Some((since, self.shortage.record(&error)))
             }
             Err(Unmade::Never(outcome)) => return Err(outcome),
         };
@@ -273,14 +279,14 @@ impl Calls {
 
     /// Maps the callee's segments.
     fn meet(
-        &self,
+        &mut self,
         (mut link, attempts): (OwnLink, u32),
         connection: HandoffConnection,
         (packet, descriptors): (CallPacket, Vec<ForeignFd>),
     ) -> CallOutcome {
         // The callee has got it with the call.
         link.close_descriptor();
-        let met = self.verify(&packet, &connection).and_then(|()| {
+        let met = self.verify(&packet, &connection).map_err(Unjoined::from).and_then(|()| {
             let (ours, said) = ((&*self.world, &self.ours), (&packet.handshake, descriptors));
             JoiningProcess::new(ours, link, said, Arc::new(connection))
         });
@@ -288,7 +294,12 @@ impl Calls {
             Ok(joining) => {
                 CallOutcome::Answered(Box::new(CallAnswered { joining, calls: packet.calls, attempts }))
             }
-            Err(problem) => CallOutcome::Refused(problem),
+            // The callee answers the next call as well.
+            Err(Unjoined::Shortage(error)) => {
+                self.shortage.record(&error);
+                CallOutcome::Again(attempts.max(SHORT_ATTEMPTS))
+            }
+            Err(Unjoined::Problem(problem)) => CallOutcome::Refused(problem),
         }
     }
 }

@@ -212,11 +212,47 @@ fn a_call_waits_while_its_process_has_no_descriptors() {
     });
 }
 
+#[test]
+fn an_answer_is_received_when_there_is_room_for_its_descriptors() {
+    const NAME: &str =
+        concat!(module_path!(), "::an_answer_is_received_when_there_is_room_for_its_descriptors");
+    in_another_process(NAME, || {
+        let ((mut one, watch), (mut two, its)) = (calls(1), calls(2));
+        one.call(PeerRef::from_bits(0), two.own(), (1, 1), 0).unwrap();
+        while two.heard() == 0 {
+            assert!(one.next_outcome(&watch).is_none());
+            two.hear(&its);
+        }
+        let call = two.next_call().unwrap();
+        assert_eq!(two.answer(PeerRef::from_bits(0), call, (1, 0, 0), &its), Ok(true));
+        let taken = testing::take_descriptors();
+        for _ in 0..10 {
+            assert!(one.next_outcome(&watch).is_none());
+        }
+        assert!(one.next_shortage().unwrap().contains("ulimit -n"));
+        drop(taken);
+        let outcome = std::iter::repeat_with(|| one.next_outcome(&watch)).flatten().next().unwrap().1;
+        assert!(matches!(outcome, CallOutcome::Answered(_)), "{outcome:?}");
+    });
+}
+
+#[test]
+fn a_shortage_in_a_world_names_a_limit_that_suffices() {
+    let error = ShmError::system("a test", std::io::Error::from_raw_os_error(libc::EMFILE));
+    let mut shortage = Shortage::among(23);
+    let text = shortage.record(&error);
+    let limit: u64 = text.split("(now ").nth(1).unwrap().split(')').next().unwrap().parse().unwrap();
+    assert!(text.ends_with(&format!(": {} suffice for 23 peers", limit + 3 * 23 + 16)), "{text}");
+    assert_eq!(shortage.next_report(), Some(text));
+}
+
 /// A refusal would end the peer for good.
 #[test]
-fn a_call_is_closed_without_an_answer_while_the_callee_has_no_descriptors() {
-    const NAME: &str =
-        concat!(module_path!(), "::a_call_is_closed_without_an_answer_while_the_callee_has_no_descriptors");
+fn a_call_waits_or_is_closed_without_an_answer_while_the_callee_has_no_descriptors() {
+    const NAME: &str = concat!(
+        module_path!(),
+        "::a_call_waits_or_is_closed_without_an_answer_while_the_callee_has_no_descriptors"
+    );
     in_another_process(NAME, || {
         let ((one, _), (mut two, watch)) = (calls(1), calls(2));
         // One whose segments find no room, and one for which there is no segment.
@@ -226,17 +262,19 @@ fn a_call_is_closed_without_an_answer_while_the_callee_has_no_descriptors() {
             two.hear(&watch);
         }
         let call = two.next_call().unwrap();
-        let _taken = testing::take_descriptors();
+        let taken = testing::take_descriptors();
         let packet = CallPacket { handshake: one.world.handshake(0, 0), address: *one.own(), calls: 1 };
         cut.send(&packet.encode(), &one.ours.descriptors(&link), Instant::now()).unwrap();
-        while !two.silent.is_empty() {
-            two.hear(&watch);
-        }
-        assert_eq!((refusal(&cut).as_str(), two.heard()), ("gone", 0));
+        two.hear(&watch);
+        assert_eq!((cut.has_disconnected(), two.heard()), (false, 0));
         let _rest = testing::take_descriptors();
         assert_eq!(two.answer(PeerRef::from_bits(0), call, (1, 0, 0), &watch), Ok(false));
         let report = two.next_shortage().unwrap();
         assert!(report.contains("ulimit -n"), "{report}");
+        drop((taken, _rest));
+        while two.heard() == 0 {
+            two.hear(&watch);
+        }
     });
 }
 

@@ -5,6 +5,7 @@ use nemesia_core::shared::layout::Geometry;
 use super::*;
 use crate::config::Config;
 use crate::os::closer::lingering;
+use crate::os::{testing, wait_ready};
 
 const GEOMETRY: Geometry = Geometry { cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
 /// The largest number of callers.
@@ -39,6 +40,45 @@ fn rejoin() -> (RejoinListener, String) {
     (RejoinListener::new(Arc::new(world(0, 0)), Arc::new(segments()), Some(listener), &remote), name)
 }
 
+fn watch() -> Watch {
+    Watch::new().unwrap()
+}
+
+/// A refusal would end the world of the process that was started again.
+#[test]
+fn a_restarted_process_waits_while_this_one_has_no_descriptors() {
+    const NAME: &str =
+        concat!(module_path!(), "::a_restarted_process_waits_while_this_one_has_no_descriptors");
+    if !testing::is_child() {
+        return testing::run_again(NAME, || Ok(()));
+    }
+    let ((mut rejoin, name), set) = (rejoin(), watch());
+    set.attend(rejoin.listener.as_ref().unwrap().as_fd()).unwrap();
+    let again = call_again(&name);
+    let taken = testing::take_descriptors();
+    rejoin.open(&set);
+    assert!(!wait_ready(set.as_fd(), libc::POLLIN, Instant::now()).unwrap(), "the set is readable");
+    assert_eq!((rejoin.callers.len(), rejoin.failed_accepts()), (0, 1));
+    let report = rejoin.next_shortage().unwrap();
+    assert!(report.contains("suffice for 3 peers"), "{report}");
+    drop(taken);
+    while rejoin.callers.is_empty() {
+        rejoin.open(&set);
+    }
+    let taken = testing::take_descriptors();
+    rejoin.hear(|_| false);
+    assert_eq!((rejoin.callers.len(), heard(&rejoin)), (1, vec![]), "its packet waits");
+    drop(taken);
+    rejoin.hear(|_| false);
+    assert_eq!(heard(&rejoin), [1]);
+    rejoin.callers[0].genuine = true;
+    let taken = testing::take_descriptors();
+    assert!(matches!(rejoin.admit(1), Some(Err(Unjoined::Shortage(_)))));
+    assert!(!again.has_disconnected());
+    drop(taken);
+    assert!(rejoin.admit(1).unwrap().is_ok());
+}
+
 fn call(name: &str) -> HandoffConnection {
     HandoffConnection::connect(name, Instant::now() + HANDSHAKE_TIME).unwrap()
 }
@@ -61,7 +101,7 @@ fn callers_that_never_end_do_not_keep_the_one_that_opens() {
     let (mut rejoin, name) = rejoin();
     let many: Vec<_> = (0..3 * MOST).map(|_| call(&name)).collect();
     // The largest number there can be, if a process connects whenever one is accepted.
-    rejoin.open();
+    rejoin.open(&watch());
     let disconnected = many.iter().filter(|caller| caller.has_disconnected()).count();
     assert!(rejoin.callers.len() + disconnected <= MOST, "{} and {disconnected}", rejoin.callers.len());
     assert!(rejoin.is_busy(), "the others are not forgotten");
@@ -72,7 +112,7 @@ fn silent_callers_do_not_keep_out_a_restarted_process() {
     let (mut rejoin, name) = rejoin();
     let silent: Vec<_> = (0..MOST).map(|_| call(&name)).collect();
     for _ in 0..4 {
-        rejoin.open();
+        rejoin.open(&watch());
         rejoin.hear(|_| false);
     }
     assert_eq!((rejoin.callers.len(), heard(&rejoin)), (MOST, vec![]));
@@ -80,7 +120,7 @@ fn silent_callers_do_not_keep_out_a_restarted_process() {
     let _again = call_again(&name);
     let yet_more: Vec<_> = (0..2 * MOST).map(|_| call(&name)).collect();
     for _ in 0..5 * MOST {
-        rejoin.open();
+        rejoin.open(&watch());
         assert!(rejoin.callers.len() <= MOST);
         rejoin.hear(|rank| rank != 1);
     }
@@ -101,7 +141,7 @@ fn descriptors_whose_close_blocks_do_not_hold_up_progress() {
         others.push(other);
         callers.push(caller);
     }
-    rejoin.open();
+    rejoin.open(&watch());
     rejoin.hear(|_| false);
     assert_eq!(heard(&rejoin), [1, 1]);
     // One does not send its segments, and the other ends with the listener.
@@ -118,13 +158,13 @@ fn descriptors_whose_close_blocks_do_not_hold_up_progress() {
 fn callers_of_living_or_unknown_ranks_are_refused() {
     let (mut rejoin, name) = rejoin();
     let _again = call_again(&name);
-    rejoin.open();
+    rejoin.open(&watch());
     rejoin.hear(|_| true);
     assert_eq!((rejoin.callers.len(), heard(&rejoin)), (0, vec![]));
     let foreign = call(&name);
     let handshake = ShmHandshake { rank: u32::MAX, ..handshake_of(1) };
     foreign.send(&handshake.encode(), &[], Instant::now()).unwrap();
-    rejoin.open();
+    rejoin.open(&watch());
     rejoin.hear(|rank| panic!("rank {rank} does not exist"));
     assert_eq!(rejoin.callers.len(), 0);
 }
@@ -134,7 +174,7 @@ fn callers_of_ranks_that_are_reached_over_the_network_are_refused() {
     let (mut rejoin, name) = rejoin();
     rejoin.remote.push(1);
     let again = call_again(&name);
-    rejoin.open();
+    rejoin.open(&watch());
     rejoin.hear(|_| false);
     assert_eq!(rejoin.callers.len(), 0);
     let Err(Unheard::Problem(problem)) = hear_answer(&again, Instant::now() + HANDSHAKE_TIME) else {

@@ -29,7 +29,6 @@ mod socket;
 mod tests;
 
 use std::collections::VecDeque;
-use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
@@ -48,7 +47,7 @@ use super::LinkStage;
 use super::choice::socket_options;
 use crate::config::Config;
 use crate::os::descriptor::{above_standard, accept};
-use crate::os::shortage::Shortage;
+use crate::os::shortage::{Shortage, arrived_stream, listening};
 use crate::os::{self, ShmError, Watch, random};
 use crate::tcp::{SocketOptions, set_traffic_class};
 use outgoing::OutgoingNetCall;
@@ -218,8 +217,9 @@ impl NetCalls {
     }
 
     /// Waits for peers with a smaller place in the table than this as long as they live.
-    pub(crate) const fn wait_for_ranks(&mut self, ranks: u32) {
+    pub(crate) fn wait_for_ranks(&mut self, ranks: u32) {
         self.ranks = ranks;
+        self.shortage = Shortage::among(ranks.saturating_sub(1).into());
     }
 
     /// Returns whether a peer is waited for as long as it lives.
@@ -288,29 +288,16 @@ impl NetCalls {
         self.shortage.next_report()
     }
 
+    /// Returns the number of connections of others that could not be accepted.
+    pub(crate) const fn failed_accepts(&self) -> u64 {
+        self.shortage.failed()
+    }
+
     /// Accepts a connection; `None` if there is none, or if descriptors lack.
     fn accept_one(&mut self, now: Instant, watch: &Watch) -> Option<(TcpStream, SocketAddr)> {
-        if self.shortage.resumes(now)
-            && let Err(error) = watch.attend(self.listener.as_fd())
-        {
-            self.shortage.pause(now, &error);
-        }
-        if self.shortage.is_paused() {
-            return None;
-        }
-        let error = match accept(&self.listener) {
-            Ok(accepted) => return Some(accepted),
-            Err(error) => error,
-        };
-        match error.kind() {
-            // There is none, or it has ended before it was accepted.
-            ErrorKind::WouldBlock | ErrorKind::ConnectionAborted | ErrorKind::Interrupted => {}
-            _ => {
-                watch.unattend(self.listener.as_fd());
-                self.shortage.pause(now, &ShmError::system("accepting a call", error));
-            }
-        }
-        None
+        let Self { listener, shortage, .. } = self;
+        let listen = listening(watch, listener.as_fd());
+        shortage.next_connection(now, listen, || arrived_stream(accept(listener)))
     }
 
     fn accept(&mut self, now: Instant, watch: &Watch) {
