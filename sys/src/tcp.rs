@@ -213,14 +213,10 @@ unsafe impl ByteStream for Socket {
     const REPORTS_REST: bool = true;
 
     fn is_connected(&mut self) -> Option<Result<(), ConnectError>> {
-        let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-        // SAFETY: one entry, which outlives the call.
-        if unsafe { libc::poll(&raw mut poll, 1, 0) } == 0 {
-            return None;
-        }
-        match self.stream.take_error() {
-            Ok(None) => Some(Ok(())),
-            Ok(Some(error)) | Err(error) => Some(Err(unreached(&error))),
+        match connected(&self.stream) {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(())),
+            Err(error) => Some(Err(unreached(&error))),
         }
     }
 
@@ -365,14 +361,43 @@ fn decode(place: &[u8]) -> Option<SocketAddr> {
 
 /// Starts to connect, with these options of the socket.
 pub(crate) fn connect(to: SocketAddr, sockets: SocketOptions) -> io::Result<Socket> {
+    let socket = Socket::new(unconnected(to)?, to, sockets)?;
+    start(&socket.stream, to)?;
+    Ok(socket)
+}
+
+/// As [`connect`], for a socket without options.
+pub(crate) fn begin(to: SocketAddr) -> io::Result<TcpStream> {
+    let stream = unconnected(to)?;
+    os::close_in_children(stream.as_fd());
+    start(&stream, to)?;
+    Ok(stream)
+}
+
+/// Returns whether the connection is made.
+///
+/// # Errors
+/// It cannot be made.
+pub(crate) fn connected(stream: &TcpStream) -> io::Result<bool> {
+    let mut poll = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one entry, which outlives the call.
+    if unsafe { libc::poll(&raw mut poll, 1, 0) } == 0 {
+        return Ok(false);
+    }
+    stream.take_error()?.map_or(Ok(true), Err)
+}
+
+fn unconnected(to: SocketAddr) -> io::Result<TcpStream> {
     let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes no memory.
     let fd = unsafe { libc::socket(family, kind, 0) };
     // SAFETY: a new descriptor, given to us alone.
-    let stream = TcpStream::from(unsafe { own(fd) }?);
+    Ok(TcpStream::from(unsafe { own(fd) }?))
+}
+
+fn start(stream: &TcpStream, to: SocketAddr) -> io::Result<()> {
     let fd = stream.as_raw_fd();
-    let socket = Socket::new(stream, to, sockets)?;
     let result = match to {
         SocketAddr::V4(to) => {
             let sin_addr = libc::in_addr { s_addr: u32::from_ne_bytes(to.ip().octets()) };
@@ -399,8 +424,8 @@ pub(crate) fn connect(to: SocketAddr, sockets: SocketOptions) -> io::Result<Sock
         }
     };
     match io::Error::last_os_error() {
-        _ if result == 0 => Ok(socket),
-        error if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(socket),
+        _ if result == 0 => Ok(()),
+        error if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(()),
         error => Err(error),
     }
 }

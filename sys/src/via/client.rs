@@ -1,7 +1,7 @@
 //! The side that calls (paper 2, section 1.4.1): it looks for a process at the remote address that waits under the
 //! discriminator, by TCP, and then goes to the meeting place that this process names.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use super::objects::NewViLink;
 use super::provider::Shared;
 use super::{listener, meeting, network_connect};
 use crate::os::close_in_children;
-use crate::os::descriptor::above_standard;
+use crate::tcp;
 
 /// The pause after an attempt at all ports.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -23,8 +23,10 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
 /// The pause between two looks at the processes that were asked.
 const POLL_PAUSE: Duration = Duration::from_micros(100);
-/// The limit of a TCP connection to one port, and of the meeting.
+/// The limit of the TCP connections to all ports: a kernel whose process has a full queue of connections takes the next
+/// attempt after one second.
 const STEP_LIMIT: Duration = Duration::from_secs(2);
+/// The limit of the meeting.
 const MEETING_LIMIT: Duration = Duration::from_secs(30);
 /// The least time for the connection of the memory ports, which the other process has accepted.
 const LAST_STEP: Duration = Duration::from_secs(2);
@@ -80,10 +82,35 @@ pub(super) fn call(
     }
 }
 
-/// A process that was asked and has not answered.
+/// A port that was called, and whose process has not answered.
 struct Asked {
     stream: TcpStream,
     inbox: FrameInbox,
+    /// The request was sent: the connection is made.
+    is_sent: bool,
+}
+
+impl Asked {
+    /// Sends the request if the connection is made, and reads the answer.
+    fn advance(&mut self, frame: &SetupFrame) -> Result<Inbound, ViaError> {
+        if !self.is_sent {
+            match tcp::connected(&self.stream) {
+                Ok(false) => return Ok(Inbound::Partial),
+                Ok(true) => {}
+                Err(error) if is_unreachable(&error) => return Err(ViaError::NotReachable),
+                Err(_) => return Ok(Inbound::Closed),
+            }
+            if listener::send_now(&mut self.stream, frame).is_err() {
+                return Ok(Inbound::Closed);
+            }
+            self.is_sent = true;
+        }
+        Ok(self.inbox.read(&mut self.stream))
+    }
+}
+
+fn is_unreachable(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable)
 }
 
 /// Asks all processes at the remote host. Returns what the one in which a call waits says in the end.
@@ -93,14 +120,21 @@ fn round(
     deadline: Option<Instant>,
     waits: &impl Fn() -> bool,
 ) -> Result<Round, ViaError> {
-    let mut asked = ask(shared, frame, deadline, waits)?;
-    let (start, mut is_busy, mut is_refused) = (Instant::now(), false, false);
-    while !asked.is_empty() && start.elapsed() < FIRST_ANSWER && waits() {
+    let mut asked = ask(frame.remote.host.into(), shared.settings.ports())?;
+    let (start, mut is_busy, mut is_refused, mut lost) = (Instant::now(), false, false, None);
+    let limit = |asked: &[Asked]| {
+        if asked.iter().all(|process| process.is_sent) { FIRST_ANSWER } else { STEP_LIMIT }
+    };
+    while !asked.is_empty() && start.elapsed() < limit(&asked) && waits() {
         let mut found = None;
-        asked.retain_mut(|process| match process.inbox.read(&mut process.stream) {
-            Inbound::Partial => true,
-            Inbound::Closed => false,
-            Inbound::Frame(answer) => {
+        asked.retain_mut(|process| match process.advance(frame) {
+            Err(error) => {
+                lost = Some(error);
+                false
+            }
+            Ok(Inbound::Partial) => true,
+            Ok(Inbound::Closed) => false,
+            Ok(Inbound::Frame(answer)) => {
                 let kind = match shared.trust.believe(&answer, frame, &process.stream) {
                     Ok(()) => answer.kind,
                     Err(ViaError::NotReachable) => SetupKind::Refused,
@@ -115,6 +149,9 @@ fn round(
                 false
             }
         });
+        if let Some(error) = lost {
+            return Err(error);
+        }
         if let Some((stream, pending)) = found {
             // The others are released before this one is confirmed.
             asked.clear();
@@ -136,34 +173,14 @@ fn round(
     })
 }
 
-/// Sends the request to every process that listens.
-fn ask(
-    shared: &Shared,
-    frame: &SetupFrame,
-    deadline: Option<Instant>,
-    waits: &impl Fn() -> bool,
-) -> Result<Vec<Asked>, ViaError> {
-    let host = Ipv4Addr::from(frame.remote.host);
+/// Calls all ports at the same time: one whose process has a full queue of connections delays no other.
+fn ask(host: Ipv4Addr, ports: impl Iterator<Item = u16>) -> Result<Vec<Asked>, ViaError> {
     let mut asked = Vec::new();
-    for port in shared.settings.ports() {
-        let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
-        let limit = left.map_or(STEP_LIMIT, |left| left.min(STEP_LIMIT));
-        if limit.is_zero() || !waits() {
-            break;
-        }
-        let stream = TcpStream::connect_timeout(&SocketAddr::from((host, port)), limit);
-        let mut stream = match stream.and_then(above_standard) {
-            Ok(stream) => stream,
-            Err(error) => match error.kind() {
-                ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable => {
-                    return Err(ViaError::NotReachable);
-                }
-                _ => continue,
-            },
-        };
-        close_in_children(stream.as_fd());
-        if stream.set_nonblocking(true).is_ok() && listener::send_now(&mut stream, frame).is_ok() {
-            asked.push(Asked { stream, inbox: FrameInbox::default() });
+    for port in ports {
+        match tcp::begin(SocketAddr::from((host, port))) {
+            Ok(stream) => asked.push(Asked { stream, inbox: FrameInbox::default(), is_sent: false }),
+            Err(error) if is_unreachable(&error) => return Err(ViaError::NotReachable),
+            Err(_) => {}
         }
     }
     Ok(asked)
@@ -206,4 +223,79 @@ fn refusal(code: u8) -> ViaError {
         .into_iter()
         .find(|reason| reason.code() == i32::from(code))
         .unwrap_or(ViaError::Reject)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use nemesia_core::via::setup::{SetupNetwork, ViaAddress};
+
+    use super::*;
+
+    fn frame() -> SetupFrame {
+        let local = ViaAddress::new([127, 0, 0, 1], b"here").unwrap();
+        SetupFrame {
+            kind: SetupKind::Request,
+            reason: 0,
+            process: [1; 16],
+            vi: 7,
+            attributes: ViAttributes {
+                reliability: nemesia_core::via::codes::Reliability::Delivery,
+                max_transfer: 64,
+                qos: 0,
+                ptag: 0,
+                rdma_write: false,
+                rdma_read: false,
+            },
+            meeting: [0; 16],
+            local,
+            remote: local,
+            network: SetupNetwork::new([2; 16]),
+        }
+    }
+
+    /// Returns connections that fill the queue of a listener, the last of which is not made.
+    fn fill(listener: &TcpListener) -> Vec<TcpStream> {
+        // SAFETY: takes no memory.
+        assert_eq!(unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(listener), 0) }, 0);
+        let mut all = Vec::new();
+        loop {
+            let stream = tcp::begin(listener.local_addr().unwrap()).unwrap();
+            let since = Instant::now();
+            while !tcp::connected(&stream).unwrap() {
+                if since.elapsed() > Duration::from_millis(100) {
+                    all.push(stream);
+                    return all;
+                }
+            }
+            all.push(stream);
+        }
+    }
+
+    #[test]
+    fn a_port_whose_queue_is_full_delays_no_other_port() {
+        let [full, open] = [0; 2].map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        let _queue = fill(&full);
+        let ports = [&full, &open].map(|it| it.local_addr().unwrap().port());
+        let mut asked = ask(Ipv4Addr::LOCALHOST, ports.into_iter()).unwrap();
+        assert_eq!(asked.len(), 2);
+        let (mut stream, _) = loop {
+            for process in &mut asked {
+                assert!(matches!(process.advance(&frame()), Ok(Inbound::Partial)));
+            }
+            if asked[1].is_sent {
+                break open.accept().unwrap();
+            }
+        };
+        assert!(!asked[0].is_sent);
+        listener::send(&mut stream, &SetupFrame { vi: 8, ..frame() }).unwrap();
+        loop {
+            match asked[1].advance(&frame()).unwrap() {
+                Inbound::Partial => {}
+                Inbound::Frame(answer) => break assert_eq!(answer.vi, 8),
+                Inbound::Closed => panic!("the connection has ended"),
+            }
+        }
+    }
 }
