@@ -52,6 +52,8 @@ pub(in crate::endpoint) struct Barrier {
     /// The sends, and the positions of their receivers.
     sends: Vec<(Request, BarrierBytes, usize)>,
     broken: Option<Broken>,
+    /// Why the member that this process has found gone cannot be connected with, if that is its failure.
+    reason: Option<Box<str>>,
 }
 
 /// The member that is gone, by its name.
@@ -93,17 +95,17 @@ impl Barrier {
         }
     }
 
-    fn outcome(&self) -> Result<(), Error> {
+    fn outcome(&mut self) -> Result<(), Error> {
         let is_group = matches!(self.members.group(), CallGroup::Peers(_));
         match self.broken {
             None => Ok(()),
             Some(Broken::Heard { name: place, from: by }) if is_group => Err(Error::MemberLost { place, by }),
             Some(Broken::Seen { name: place, failure }) if is_group => {
-                Err(Error::MemberFailed { place, failure, reason: None })
+                Err(Error::MemberFailed { place, failure, reason: self.reason.take() })
             }
             Some(Broken::Heard { name: rank, from: by }) => Err(Error::BarrierBroken { rank, by }),
             Some(Broken::Seen { name: rank, failure }) => {
-                Err(Error::PeerFailed { rank, failure, reason: None })
+                Err(Error::PeerFailed { rank, failure, reason: self.reason.take() })
             }
         }
     }
@@ -192,8 +194,8 @@ impl Endpoint {
     fn enter_barrier(&mut self, group: &CallGroup) -> Result<Barrier, Error> {
         let living = |endpoint: &Self| endpoint.agreements.members(endpoint.size());
         let members = self.enter_call(group, living, all_partners)?;
-        let (receive, sends, broken) = (None, Vec::new(), None);
-        Ok(Barrier { members, round: 0, sent: false, receive, sends, broken })
+        let (receive, sends, broken, reason) = (None, Vec::new(), None, None);
+        Ok(Barrier { members, round: 0, sent: false, receive, sends, broken, reason })
     }
 
     fn advance_barrier(&mut self, barrier: &mut Barrier) -> Result<BarrierStep, Error> {
@@ -213,7 +215,7 @@ impl Endpoint {
         if let Some((request, ..)) = barrier.sends.last() {
             return Ok(BarrierStep::Wait(*request));
         }
-        Ok(BarrierStep::Leave(barrier.outcome().map_err(|error| self.with_reason(error))))
+        Ok(BarrierStep::Leave(barrier.outcome()))
     }
 
     fn send_of_barrier(&mut self, at: usize, barrier: &mut Barrier) -> Result<(), Error> {
@@ -228,7 +230,9 @@ impl Endpoint {
         match self.start(to, BARRIER_CONTEXT, tag, buf, Mode::Standard) {
             Ok(request) if request.is_complete() => {}
             Ok(request) => barrier.sends.push((request, bytes, at)),
-            Err(Error::PeerFailed { failure, .. }) => self.lose_partner(barrier, at, Some(failure)),
+            Err(Error::PeerFailed { failure, reason, .. }) => {
+                self.lose_partner(barrier, at, Some((failure, reason)));
+            }
             Err(error) => return Err(error),
         }
         Ok(())
@@ -246,15 +250,28 @@ impl Endpoint {
         let (source, (tag, ignore)) = (CoreSource::Rank(from as u32), barrier.tag());
         match self.post(Pattern { source, context: BARRIER_CONTEXT, tag, ignore }, buf) {
             Ok(request) => barrier.receive = Some((request, bytes)),
-            Err(Error::PeerFailed { failure, .. }) => self.lose_partner(barrier, at, Some(failure)),
+            Err(Error::PeerFailed { failure, reason, .. }) => {
+                self.lose_partner(barrier, at, Some((failure, reason)));
+            }
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Records that a partner is gone. Without `failure`, this function finds out why.
-    fn lose_partner(&mut self, barrier: &mut Barrier, at: usize, failure: Option<Failure>) {
-        let failure = failure.or_else(|| self.failure_of(&barrier.members, at)).unwrap_or(Failure::Finished);
+    /// Records that a partner is gone, and why it cannot be connected with. Without a failure, this function finds out
+    /// why.
+    fn lose_partner(
+        &mut self,
+        barrier: &mut Barrier,
+        at: usize,
+        failed: Option<(Failure, Option<Box<str>>)>,
+    ) {
+        let (failure, reason) = failed
+            .unwrap_or_else(|| (self.failure_of(&barrier.members, at).unwrap_or(Failure::Finished), None));
+        if barrier.broken.is_none() && failure == Failure::Unreachable {
+            let kept = || self.unreached.get(&self.number_of(&barrier.members, at)?).cloned();
+            barrier.reason = reason.or_else(kept);
+        }
         barrier.break_off(Broken::Seen { name: barrier.members.name(at), failure });
         self.part_with(&barrier.members, at);
     }
@@ -285,7 +302,9 @@ impl Endpoint {
     ) -> Result<(), Error> {
         let Some((.., at)) = barrier.sends.pop() else { return Err(Error::Stale) };
         match outcome {
-            Err(Error::PeerFailed { failure, .. }) => self.lose_partner(barrier, at, Some(failure)),
+            Err(Error::PeerFailed { failure, reason, .. }) => {
+                self.lose_partner(barrier, at, Some((failure, reason)));
+            }
             outcome => drop(outcome?),
         }
         Ok(())
@@ -315,7 +334,9 @@ impl Endpoint {
                 }
             }
             Err(Error::Truncated(_)) => self.violated(barrier, at),
-            Err(Error::PeerFailed { failure, .. }) => self.lose_partner(barrier, at, Some(failure)),
+            Err(Error::PeerFailed { failure, reason, .. }) => {
+                self.lose_partner(barrier, at, Some((failure, reason)));
+            }
             Err(error) => return Err(error),
         }
         Ok(())
@@ -327,7 +348,7 @@ impl Endpoint {
         if let Some(number) = self.number_of(&barrier.members, at) {
             self.fault(number as u32, fault);
         }
-        self.lose_partner(barrier, at, Some(Failure::Fault(fault)));
+        self.lose_partner(barrier, at, Some((Failure::Fault(fault), None)));
     }
 }
 

@@ -474,3 +474,22 @@ fn one_thread_is_in_a_barrier_of_a_group_while_others_exchange() {
         shared.close().unwrap();
     });
 }
+
+#[test]
+fn a_barrier_of_a_group_names_the_reason_why_a_member_cannot_be_connected_with() {
+    static DONE: AtomicUsize = AtomicUsize::new(0);
+    let mut one = alone();
+    let mut two = Endpoint::alone(&Config::default().strangers(false)).unwrap();
+    let addresses = [*one.address().unwrap(), *two.address().unwrap()];
+    let group = one.group(&addresses).unwrap();
+    let other = thread::spawn(move || {
+        while DONE.load(Ordering::Relaxed) == 0 {
+            two.progress();
+        }
+    });
+    let broken = one.among_peers(&group).unwrap().barrier();
+    DONE.store(1, Ordering::Relaxed);
+    other.join().unwrap();
+    let text = broken.unwrap_err().to_string();
+    assert!(text.contains("admits no unknown peers"), "{text}");
+}
