@@ -303,6 +303,15 @@ where
         }
     }
 
+    /// Decides about a call that was to be parked, if the call of this process cannot have reached the peer: then the
+    /// call of the peer counts.
+    pub fn called_alone(&mut self, peer: PeerRef) -> CallAnswer {
+        match self.stage(peer) {
+            Ok(PeerStage::Calling(number)) => self.answer(peer, number),
+            _ => CallAnswer::Outdated,
+        }
+    }
+
     fn answer(&mut self, peer: PeerRef, number: PeerId) -> CallAnswer {
         self.slots.get_mut(peer.index).stage = PeerStage::Answering(number);
         CallAnswer::Answer { peer, number, calls: self.calls }

@@ -82,9 +82,7 @@ impl PeerTable {
     fn hear_across(&mut self, endpoint: &mut Endpoint) -> bool {
         let Some(across) = &mut self.across else { return false };
         across.hear(&endpoint.waiter.watch);
-        if let Some(shortage) = across.next_shortage() {
-            endpoint.warn(format!("connections wait: {shortage}"));
-        }
+        endpoint.warn_of_shortage(|_| across.next_shortage());
         let mut changed = false;
         while let Some((address, finished)) = self.across.as_mut().and_then(|across| across.next_leaver()) {
             changed |= self.note_leave(&address, departure_of(finished), endpoint);
@@ -113,7 +111,14 @@ impl PeerTable {
         }
         self.make_place();
         let places = self.table.len();
-        match self.table.called(&call.address, call.calls()) {
+        let mut decision = self.table.called(&call.address, call.calls());
+        // The network lets connections through in the direction of this process only.
+        if let CallAnswer::Park(peer) = decision
+            && self.across.as_ref().is_some_and(|across| across.is_unheard(peer))
+        {
+            decision = self.table.called_alone(peer);
+        }
+        match decision {
             CallAnswer::Answer { peer, number, calls } => {
                 if self.table.len() > places {
                     self.strangers.push(peer);

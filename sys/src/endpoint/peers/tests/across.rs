@@ -281,3 +281,46 @@ fn small_messages_that_are_started_one_after_another_leave_with_the_next_progres
     other.join().unwrap();
     one.close().unwrap();
 }
+
+/// A firewall drops the connections of one process: the other one connects both.
+#[test]
+fn processes_connect_if_the_network_lets_only_one_of_them_connect() {
+    for blocked in 0..2 {
+        let mut both = [lone(), lone()];
+        let addresses = [0, 1].map(|at| *both[at].address().unwrap());
+        // Nothing answers at this address: its queue of connections is full.
+        let full = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        // SAFETY: takes no memory.
+        assert_eq!(unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&full), 0) }, 0);
+        let place = full.local_addr().unwrap();
+        let _queue: Vec<_> = (0..4).map(|_| crate::tcp::begin(place).unwrap()).collect();
+        let peers = [0, 1].map(|at| both[at].connect(&addresses[1 - at]).unwrap());
+        let ranks = [0, 1].map(|at| both[at].rank_of(peers[at]).unwrap());
+        let table = both[blocked].peers.as_mut().unwrap();
+        table.across.as_mut().unwrap().redirect(place);
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        let is_connected = |it: &Endpoint, peer| matches!(it.stage_of(peer), Ok(PeerStage::Connected(_)));
+        while !(0..2).all(|at| is_connected(&both[at], peers[at])) {
+            both.iter_mut().for_each(|it| {
+                it.progress();
+                it.attend_calls();
+                it.advance_net();
+            });
+            assert!(
+                std::time::Instant::now() < end,
+                "{:?}",
+                both.each_ref().map(|it| it.warnings().to_vec())
+            );
+        }
+        let [mut one, mut two] = both;
+        let other = thread::spawn(move || {
+            let mut buf = [0; 7];
+            two.recv(Source::Rank(ranks[1]), Tag::Exactly(1), &mut buf).unwrap();
+            assert_eq!(&buf, b"one way");
+            two.close().unwrap();
+        });
+        one.send(ranks[0], 1, b"one way").unwrap();
+        other.join().unwrap();
+        one.close().unwrap();
+    }
+}

@@ -19,6 +19,9 @@ use crate::os::Watch;
 /// The remedy if the network between two processes is at fault.
 pub(crate) const CHECK_NETWORK: &str =
     "; check the network between both machines and their firewalls, or set NEMESIA_NET_ADDRESS";
+/// The other remedy, if the network lets connections through in one direction only.
+const OTHER_DIRECTION: &str = "; if only connections from there to here are let through, an operation there that names \
+                               this process connects both";
 /// The time before a call that met an overloaded process, or a lost network, is repeated.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
@@ -147,6 +150,17 @@ impl NetCalls {
         self.outgoing.push(OutgoingNetCall { peer, address, at, number, call, token, begun, stage, problem });
     }
 
+    /// Returns whether our call of this peer cannot have reached it: there is no connection for the call.
+    pub(crate) fn is_unheard(&self, peer: PeerRef) -> bool {
+        self.outgoing.iter().any(|call| call.peer == peer && !call.is_connected())
+    }
+
+    /// Directs our calls to another place.
+    #[cfg(test)]
+    pub(crate) fn redirect(&mut self, at: SocketAddr) {
+        self.outgoing.iter_mut().for_each(|call| call.at = at);
+    }
+
     /// Returns the next of our calls that is decided.
     pub(crate) fn next_outcome(&mut self, watch: &Watch) -> Option<(PeerRef, NetCallOutcome)> {
         for at in 0..self.outgoing.len() {
@@ -173,8 +187,10 @@ impl NetCalls {
             return None;
         }
         let last = call.problem.take().map_or_else(String::new, |problem| format!(": {problem}"));
-        let remedy = if call.is_connected() { ": does it progress?" } else { CHECK_NETWORK };
-        let problem = format!("it has not answered within {limit:?}{last}{remedy}");
+        let is_reached = call.is_connected();
+        let (remedy, direction) =
+            if is_reached { (": does it progress?", "") } else { (CHECK_NETWORK, OTHER_DIRECTION) };
+        let problem = format!("it has not answered within {limit:?}{last}{remedy}{direction}");
         Some(NetCallOutcome::Refused(problem))
     }
 
