@@ -154,7 +154,7 @@ impl Endpoint {
         let _inside = events::open(rank, size);
         let mut warnings = config.given_up()?;
         // This comes before the first contact with a peer: a local lack of memory must not end the peers' world.
-        let (units, stored) = memory::room(config)?;
+        let (units, stored) = memory::room(config, &mut warnings)?;
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
         let attached = shm::attach(config, exchange, ranks)?;
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: more, stamp, .. } = attached;

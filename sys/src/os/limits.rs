@@ -79,6 +79,23 @@ pub fn require_address_space(bytes: usize) -> Result<(), ShmError> {
     }
 }
 
+/// Returns the bytes of addresses that this process may still map; `None` if they are not limited.
+pub(crate) fn addresses_left() -> Option<u64> {
+    let limit = limit_of(libc::RLIMIT_AS).ok()?.soft?;
+    Some(limit.saturating_sub(own_field("VmSize")))
+}
+
+/// Returns whether the addresses of this process are limited.
+pub(crate) fn has_address_limit() -> bool {
+    addresses_left().is_some()
+}
+
+/// Returns the memory of the machine, with its swap space.
+pub(crate) fn total_memory() -> Option<u64> {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    Some(kib_field(&meminfo, "MemTotal")?.saturating_add(kib_field(&meminfo, "SwapTotal").unwrap_or(0)))
+}
+
 /// Checks that a file of `bytes` may be made: above RLIMIT_FSIZE the kernel sends SIGXFSZ, which kills the
 /// process.
 ///

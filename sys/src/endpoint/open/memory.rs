@@ -6,7 +6,7 @@ use nemesia_core::store::{self, UNIT, Unit, UnitMemory};
 use crate::config::{Config, ConfigError};
 use crate::error::Error;
 use crate::os::reserve::ReservedMemory;
-use crate::os::{ShmError, limits};
+use crate::os::{Bytes, ShmError, limits};
 
 /// The least and the most that is committed at a time, in units: 1 MiB and 8 MiB. Between them it is a quarter of what
 /// is committed.
@@ -69,15 +69,29 @@ impl UnitMemory for UnexpectedMemory {
 
 /// Returns the storage for unexpected messages and for the lists that find them. At the ceiling they take
 /// `Config::unexpected_bytes` together, and at the limit no more than `Config::unexpected_limit`. Only the lists are
-/// committed.
-pub(super) fn room(config: &Config) -> Result<(UnexpectedMemory, Vec<u32>), Error> {
+/// committed. What lies between both is a preference: it needs addresses, of which at most half of those that are left
+/// are taken, and no more than the machine has memory.
+pub(super) fn room(
+    config: &Config,
+    warnings: &mut Vec<String>,
+) -> Result<(UnexpectedMemory, Vec<u32>), Error> {
     let bytes = config.unexpected_bytes;
     let refused = |name, bytes| Error::from(ConfigError::TooLarge { name, bytes });
     if limits::available_memory().is_some_and(|available| bytes as u64 > available.bytes) {
         return Err(refused("NEMESIA_UNEXPECTED_BYTES", bytes));
     }
     let (ceiling, lists) = store::split(bytes);
-    let more = config.unexpected_limit.saturating_sub(bytes) / UNIT;
+    let wanted = config.unexpected_limit.saturating_sub(bytes);
+    let more = wanted.min(usable_addresses().saturating_sub(bytes));
+    if more < wanted && limits::has_address_limit() {
+        let given = Bytes((bytes + more) as u64);
+        let why = format!(
+            "NEMESIA_UNEXPECTED_LIMIT={}: {given} are used, as addresses are limited: raise ulimit -v",
+            config.unexpected_limit
+        );
+        config.give_up(why, warnings)?;
+    }
+    let more = more / UNIT;
     let count = |units: usize| u32::try_from(units).unwrap_or(u32::MAX);
     let limit = count(ceiling.saturating_add(more));
     let memory = ReservedMemory::new(limit as usize * UNIT);
@@ -95,14 +109,57 @@ pub(super) fn room(config: &Config) -> Result<(UnexpectedMemory, Vec<u32>), Erro
     Ok((UnexpectedMemory { memory, limit, ceiling: count(ceiling).min(limit), skip: 0 }, stored))
 }
 
+/// Returns the bytes that an endpoint may reserve beyond what it needs: half of the addresses that are left to this
+/// process, and not more than the memory of the machine.
+fn usable_addresses() -> usize {
+    let left = limits::addresses_left().map_or(u64::MAX, |left| left / 2);
+    usize::try_from(left.min(limits::total_memory().unwrap_or(u64::MAX))).unwrap_or(usize::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Endpoint;
+    use crate::os::testing;
+
+    fn room_of(config: &Config) -> Result<(UnexpectedMemory, Vec<u32>), Error> {
+        room(config, &mut Vec::new())
+    }
+
+    /// The provider of libfabric asks for 16 GiB.
+    #[test]
+    fn an_endpoint_with_a_large_limit_opens_under_a_limit_of_512_mib_of_addresses() {
+        const NAME: &str = concat!(
+            module_path!(),
+            "::an_endpoint_with_a_large_limit_opens_under_a_limit_of_512_mib_of_addresses"
+        );
+        const LIMIT: u64 = 512 << 20;
+        if !testing::is_child() {
+            return testing::run_again(NAME, || testing::set_limit(libc::RLIMIT_AS, LIMIT));
+        }
+        let config = Config::default().local(true).unexpected_limit(16 << 30);
+        let (memory, _) = room_of(&config).unwrap();
+        let reserved = memory.units().len() * UNIT;
+        assert!(reserved >= config.unexpected_bytes / 2 && reserved < LIMIT as usize, "{reserved}");
+        drop(memory);
+        let endpoint = Endpoint::alone(&config).unwrap();
+        let warning = endpoint.warnings().iter().find(|it| it.contains("NEMESIA_UNEXPECTED_LIMIT"));
+        assert!(warning.is_some_and(|it| it.contains("ulimit -v")), "{:?}", endpoint.warnings());
+        endpoint.close().unwrap();
+    }
+
+    #[test]
+    fn no_more_addresses_are_reserved_than_the_machine_has_memory() {
+        let Some(total) = limits::total_memory() else { return };
+        let config = Config::default().unexpected_limit(1 << 44);
+        let (memory, _) = room_of(&config).unwrap();
+        assert!((memory.units().len() * UNIT) as u64 <= total);
+    }
 
     #[test]
     fn memory_is_committed_in_steps_up_to_the_ceiling_and_beyond_it_only_if_that_is_asked_for() {
         let config = Config::default().unexpected_bytes(16 << 20).unexpected_limit(64 << 20);
-        let (mut units, lists) = room(&config).unwrap();
+        let (mut units, lists) = room_of(&config).unwrap();
         let (ceiling, listed) = store::split(16 << 20);
         assert_eq!((units.ceiling() as usize, lists.len()), (ceiling, listed));
         assert_eq!(units.units().len(), ceiling + (48 << 20) / UNIT);
@@ -128,7 +185,7 @@ mod tests {
         let Some(available) = limits::available_memory() else { return };
         let limit = usize::try_from(available.bytes).unwrap().saturating_mul(2);
         let config = Config::default().unexpected_bytes(1 << 20).unexpected_limit(limit);
-        let Ok((mut units, _)) = room(&config) else { return };
+        let Ok((mut units, _)) = room_of(&config) else { return };
         let committed = units.commit(100);
         assert!(committed >= 100);
         assert_eq!(units.commit(units.limit), committed);
