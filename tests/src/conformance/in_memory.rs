@@ -210,7 +210,7 @@ impl WorldMemory {
         let pool = pool.ok_or("the cells do not suit the payload")?;
         let config = PortConfig {
             fastbox_limit: max_payload(slots),
-            eager_bytes: if rank % 2 == 0 { 0 } else { usize::MAX },
+            eager_bytes: if rank.is_multiple_of(2) { 0 } else { usize::MAX },
             fences: FenceMode::Symmetric,
             announce,
             pieces: Pieces::new(4 << 10, 16 << 10),

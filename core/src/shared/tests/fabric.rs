@@ -345,7 +345,7 @@ impl Fabric {
         let pieces = Pieces::new(128 << rank, 512 << rank);
         let config = PortConfig {
             fastbox_limit,
-            eager_bytes: if rank % 2 == 0 { 0 } else { usize::MAX },
+            eager_bytes: if rank.is_multiple_of(2) { 0 } else { usize::MAX },
             fences: FenceMode::Symmetric,
             announce,
             pieces,

@@ -89,7 +89,7 @@ impl SharedMedium {
         let config = PortConfig {
             fastbox_limit: self.segments.sizes.small(),
             // Each side has its own limit: none, or a cell.
-            eager_bytes: if rank % 2 == 0 { 0 } else { usize::MAX },
+            eager_bytes: if rank.is_multiple_of(2) { 0 } else { usize::MAX },
             fences: FenceMode::Symmetric,
             announce: self.announce,
             // Each side has its own bounds.
