@@ -50,7 +50,10 @@ fn make_crate(directory: &Path) -> PathBuf {
 }
 
 fn build(manifest: &Path, target: &Path) {
-    run(built::cargo().args(["build", "--manifest-path"]).arg(manifest).env("CARGO_TARGET_DIR", target));
+    let mut command = built::cargo();
+    command.args(["build", "--manifest-path"]).arg(manifest).env("CARGO_TARGET_DIR", target);
+    // Nobody debugs this build of the library.
+    run(command.env("CARGO_PROFILE_DEV_DEBUG", "0"));
 }
 
 /// Returns the program `nemesia`.

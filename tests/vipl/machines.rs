@@ -62,8 +62,7 @@ fn the_programs_run_between_two_machines_as_inside_of_one() -> Result<(), String
         ("clients", vec!["no-tag"], 0),
         ("clients", vec!["past-end"], 0),
     ] {
-        // Linked statically, so that no other test has the same file.
-        let program = compile(name, true, &[])?;
+        let program = compile(name, false, &[])?;
         let mut command = between(&hosts, &program);
         let printed = output(command.args(arguments).env("NEMESIA_JOB_KEY_FILE", &key))?;
         assert_eq!(printed.lines().count(), lines, "{name}: {printed}");
@@ -79,7 +78,7 @@ fn a_process_without_the_key_that_claims_to_be_on_the_same_machine_reaches_no_pr
         return Ok(());
     }
     let Some(hosts) = namespaces(TEST, scratch()) else { return Ok(()) };
-    let (program, key) = (compile("strangers", true, &[])?, key("stranger", '3')?);
+    let (program, key) = (compile("strangers", false, &[])?, key("stranger", '3')?);
     output(between(&hosts, &program).arg("request").env("NEMESIA_JOB_KEY_FILE", &key))?;
     std::fs::remove_file(key).map_err(|error| error.to_string())
 }

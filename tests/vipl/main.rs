@@ -33,10 +33,11 @@ mod toolchain;
 mod machines;
 mod statements;
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nemesia_tests::leftovers::Traces;
 use nemesia_tests::{quick, skip};
@@ -74,11 +75,16 @@ fn can_run(test: &str, tools: &[&str]) -> bool {
     false
 }
 
-/// Compiles a program against the installed library.
+/// Compiles a program against the installed library, once in this process. To link the static library takes seconds.
 fn compile(name: &str, is_static: bool, more: &[&str]) -> Result<PathBuf, String> {
+    static PROGRAMS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let prefix = installed()?;
     let lib = prefix.join("lib");
     let program = scratch().join(format!("vipl-{name}-{}", if is_static { "static" } else { "shared" }));
+    let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    if programs.contains(&program) {
+        return Ok(program);
+    }
     let mut command = Command::new("cc");
     command.args(FLAGS).arg("-I").arg(prefix.join("include"));
     command.arg(source(&format!("tests/vipl/{name}.c"))).arg("-o").arg(&program);
@@ -87,9 +93,11 @@ fn compile(name: &str, is_static: bool, more: &[&str]) -> Result<PathBuf, String
         command.arg(lib.join("libvipl.a")).args(system);
     } else {
         command.arg(format!("-L{}", lib.display())).arg(format!("-Wl,-rpath,{}", lib.display()));
-        command.args(["-lvipl", "-lpthread"]);
+        command.args(["-lvipl", "-lpthread", "-ldl"]);
     }
-    output(command.args(more)).map(|_| program)
+    output(command.args(more))?;
+    programs.insert(program.clone());
+    Ok(program)
 }
 
 /// Compiles and runs a program.
@@ -188,7 +196,7 @@ fn old_programs_find_what_they_rely_on_beyond_the_text_of_the_interface() -> Res
     if !can_run(TEST, &["cc"]) {
         return Ok(());
     }
-    let program = compile("clients", false, &["-ldl"])?;
+    let program = compile("clients", false, &[])?;
     for case in ["last-word", "no-tag", "past-end", "names"] {
         output(Command::new(&program).arg(case))?;
     }
@@ -201,7 +209,7 @@ fn a_connection_that_ends_in_good_order_prints_nothing() -> Result<(), String> {
     if !can_run(TEST, &["cc"]) {
         return Ok(());
     }
-    let program = compile("clients", true, &[])?;
+    let program = compile("clients", false, &[])?;
     let ended = Command::new(program).arg("quiet-end").output().map_err(|error| error.to_string())?;
     assert!(ended.status.success() && ended.stderr.is_empty(), "{}", String::from_utf8_lossy(&ended.stderr));
     Ok(())
@@ -256,7 +264,7 @@ fn the_programs_use_every_function_and_every_constant() -> Result<(), String> {
     let programs: Result<Vec<String>, String> =
         PROGRAMS.iter().map(|name| text_of(&format!("tests/vipl/{name}.c"))).collect();
     let programs = programs?.concat() + &text_of("tests/vipl/common.h")?;
-    let used: std::collections::BTreeSet<&str> = words(&programs).collect();
+    let used: BTreeSet<&str> = words(&programs).collect();
     let functions = functions()?;
     assert!(functions.len() >= 50, "{functions:?}");
     let header = text_of("ffi/include/vipl.h")?;

@@ -421,7 +421,7 @@ static void peeked(void) {
 
 /* Messages that arrive before their receives, more than any queue has room for; received in the opposite order. */
 static void unexpected(void) {
-    enum { COUNT = 20000 };
+    enum { COUNT = 8000 };
     struct side it;
     open_side(&it, &(struct options){0});
     if (rank == 0) {
@@ -442,7 +442,7 @@ static void unexpected(void) {
 
 /* Many more messages than the ceiling has room for. The last is received first: no receive stalls. */
 static void held_back(void) {
-    enum { COUNT = 10000 };
+    enum { COUNT = 5000 };
     struct side it;
     OK(setenv("NEMESIA_UNEXPECTED_BYTES", "65536", 1));
     open_side(&it, &(struct options){0});

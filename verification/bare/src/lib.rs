@@ -7,7 +7,9 @@
 
 #[cfg(feature = "allocates")]
 mod allocates;
+#[cfg(not(feature = "allocates"))]
 mod exercise;
+#[cfg(not(feature = "allocates"))]
 mod world;
 
 use core::panic::PanicInfo;
