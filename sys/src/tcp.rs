@@ -367,6 +367,7 @@ pub(crate) fn connect(to: SocketAddr, sockets: SocketOptions) -> io::Result<Sock
 }
 
 /// As [`connect`], for a socket without options.
+#[cfg(feature = "internals")]
 pub(crate) fn begin(to: SocketAddr) -> io::Result<TcpStream> {
     let stream = unconnected(to)?;
     os::close_in_children(stream.as_fd());

@@ -129,6 +129,7 @@ impl<'ast> Visit<'ast> for Made {
             syn::Expr::Field(ExprField { member: Member::Named(name), .. }) => {
                 OWN_LISTENERS.iter().any(|own| name == own)
             }
+            syn::Expr::Path(name) => OWN_LISTENERS.iter().any(|own| name.path.is_ident(own)),
             _ => false,
         };
         if call.method == "accept" && call.args.is_empty() && !is_own {
