@@ -274,7 +274,7 @@ mod tests {
             unsafe { nemesia_config_get(config, c"NEMESIA_CELL_BYTES".as_ptr(), bytes, out, &raw mut len) }
         };
         assert_eq!(get(3, value.as_mut_ptr()), NEMESIA_ERR_TRUNCATED);
-        assert_eq!(value.map(|byte| byte.to_ne_bytes()[0]), *b"32\0.");
+        assert_eq!(value.map(|byte| byte.to_ne_bytes()[0]), *b"33\0.");
         assert_eq!(get(0, ptr::null_mut()), NEMESIA_ERR_TRUNCATED);
         assert_eq!(get(1, ptr::null_mut()), NEMESIA_ERR_ARGUMENT);
         assert_eq!(len, 5);
