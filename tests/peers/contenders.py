@@ -12,11 +12,12 @@ import pathlib
 
 import job
 import machine
+import programs
 
 LIMIT = 60  # seconds for one program
 SMALL_LIMIT = 20  # and for one of those that measure one size
 ROUND_NS = 20e6  # one measurement of one size takes about this
-PEERS = ("mpich", "openmpi", "ucx", "libfabric")
+PEERS = ("mpich", "openmpi", "ucx", "libfabric", *programs.PYPI)
 FLOORS = ("sockets",)  # without a library
 STILL = ("ucx", "libfabric")  # their ping-pong sends bytes that never change
 HYDRA = ["mpiexec.hydra", "-n", "2", "-bind-to", "core"]
@@ -79,6 +80,24 @@ def openmpi(setting):
                 "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", hosts.network, "--bind-to", "none", "-n",
                 "2", "sh", "-c", pin, ",".join(str(cores[0]) for cores in setting.cores)]
     return pingpong("openmpi", launcher, setting, OPENMPI_AS_ROOT)
+
+
+def of_pypi(name):
+    """Returns the runner of an MPI of PyPI over its own transports, by its defaults."""
+    def run(setting):
+        mpi, hosts = programs.mpi(name), setting.hosts
+        is_intel = isinstance(mpi, programs.installed.Intel)
+        cores = ",".join(str(cores[0]) for cores in setting.cores)
+        words = [] if is_intel else ["-bind-to", "core"]
+        more = {**mpi.base(), **({"I_MPI_PIN_PROCESSOR_LIST": cores} if is_intel else {})}
+        if hosts is not None:
+            # Their launchers take both hosts for one.
+            apart = {"I_MPI_FABRICS": "ofi"} if is_intel else {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1"}
+            words = [*words, *hosts.by_rank()]
+            more = {**more, **hosts.environment, **apart, "FI_PROVIDER": "tcp"}
+        return pingpong(name, mpi.command(2, "", words), setting, more)
+
+    return run
 
 
 def pingpong(name, launcher, setting, more=None):
@@ -177,7 +196,7 @@ def libfabric(setting):
 
 
 RUNNERS = {"ours": ours, "still": still, "sockets": sockets, "mpich": mpich, "openmpi": openmpi, "ucx": ucx,
-           "libfabric": libfabric}
+           "libfabric": libfabric, **{name: of_pypi(name) for name in programs.PYPI}}
 
 
 def number(fields, column):

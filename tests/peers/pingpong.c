@@ -11,6 +11,8 @@
  *
  * Rank 0 prints: `core RANK CORE ALLOWED`, `latency BYTES NANOSECONDS`, `window BYTES MESSAGES_PER_SECOND`.
  * Values are means of the middle half of all round trips and windows: on a shared core some of them are interrupted.
+ * `trips-early` and `windows-early` are different: the mean nanoseconds of one message among the first 100 or so and
+ * 1000 or so of the process, which a library that learns spends on learning: `trips-early BYTES MESSAGES NANOSECONDS`.
  *
  * With a file of zeros, 4096 bytes, that both processes map, each value is followed by the time of a bare hand-over of
  * a cache line just before and just after, in nanoseconds: the host may move a virtual machine's cores in between.
@@ -293,10 +295,34 @@ static void measure_one(const char *test, double (*run)(size_t), size_t bytes) {
     printf("\n");
 }
 
+/* Prints the mean time of a message among the first ones: `parts` of samples that have `each` messages. */
+static void print_early(const char *test, size_t bytes, size_t parts, size_t each) {
+    double sum = 0;
+    size_t at;
+    for (at = 0; at < parts; at++) {
+        sum += tick_ns * (double)samples[at];
+    }
+    printf("%s %zu %zu %.2f\n", test, bytes, parts * each, sum / (double)(parts * each));
+}
+
+static void early(const char *tests, size_t bytes) {
+    if (strstr(tests, "trips-early") != NULL) {
+        ping(bytes, 500);
+        print_early("trips-early", bytes, 50, 2);
+        print_early("trips-early", bytes, 500, 2);
+    }
+    if (strstr(tests, "windows-early") != NULL) {
+        transmit_windows(bytes, 16);
+        print_early("windows-early", bytes, 2, WINDOW);
+        print_early("windows-early", bytes, 16, WINDOW);
+    }
+}
+
 static void measure(const char *tests, char *sizes) {
     char *word;
     for (word = strtok(sizes, ","); word != NULL; word = strtok(NULL, ",")) {
         const size_t bytes = strtoull(word, NULL, 10);
+        early(tests, bytes);
         command(CHECK, bytes, 1);
         transmit_content(bytes);
         receive_content(bytes);

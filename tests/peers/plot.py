@@ -7,7 +7,8 @@ import report
 
 WIDTH, HEIGHT = 620, 460  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 80, 20, 50, 60  # its margins
-COLOURS = {"ours": "#1f4fb4", "mpich": "#d62728", "openmpi": "#e08214", "ucx": "#2ca02c", "libfabric": "#8c6bb1"}
+COLOURS = {"ours": "#1f4fb4", "mpich": "#d62728", "openmpi": "#e08214", "ucx": "#2ca02c", "libfabric": "#8c6bb1",
+           "mpich-4.3": "#17a2a2", "mpich-5.0": "#7f4f24", "intel-2021.18": "#e377c2"}
 OTHERS = ("#d62728", "#e08214", "#2ca02c", "#8c6bb1")  # of contenders without a colour of their own
 LIMIT = "#555555"
 SMALLEST = 0.5  # where messages without bytes stand

@@ -4,11 +4,16 @@ import contextlib
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 
 import job
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "mpi"))
+
+import installed
+
 REPOSITORY = HERE.parent.parent
 LIMIT = 600  # seconds, for an installation or a build
 # The programs that each contender needs, with the Debian package of each. After a compiler: a header that it finds.
@@ -24,6 +29,9 @@ NEEDS = {
     "ucx": {"ucx_perftest": "ucx-utils"},
     "libfabric": {"fi_pingpong": "libfabric-bin", "taskset": "util-linux"},
 }
+# MPIs of PyPI, by the names of their contenders: those that tests/mpi/run installs.
+PYPI = {kind.name: kind for kind in (installed.Mpich43, installed.Mpich50, installed.Intel)}
+NEEDS |= {name: {"cc": "gcc"} for name in PYPI}
 # Without warnings: they are for developers of the source, and MPICH's header causes some of its own.
 FLAGS = ["-std=gnu11", "-O2", "-w"]
 
@@ -46,8 +54,18 @@ def is_there(program, header=None):
         return False
 
 
+def mpi(name):
+    """Returns an MPI of PyPI."""
+    return PYPI[name](target() / "mpi")
+
+
 def install(names, say):
-    """Installs missing packages, if no password is needed."""
+    """Installs missing packages, if no password is needed, and MPIs of PyPI."""
+    for name in filter(PYPI.get, names):
+        try:
+            mpi(name).install()
+        except installed.Unavailable as error:
+            say(error)
     packages = sorted({package for name in names for package in missing(name).values()})
     if not packages:
         return
@@ -95,6 +113,10 @@ def build(name, program, scratch):
         job.run(["cc", *FLAGS, source, "-o", program, "-luring"], LIMIT)
     elif name in ("bare", "sockets", "threads"):
         job.run(["cc", *FLAGS, f"-D{name.upper()}", source, "-o", program, "-pthread"], LIMIT)
+    elif name in PYPI:
+        if not mpi(name).is_installed():
+            raise job.Failed(f"it is not installed (PyPI: {' '.join(PYPI[name].packages)})")
+        job.run([*mpi(name).compiler(), *FLAGS, source, "-o", program], LIMIT, {**os.environ, **mpi(name).base()})
     elif name in ("mpich", "openmpi"):
         job.run([f"mpicc.{name}", *FLAGS, source, "-o", program], LIMIT)
 

@@ -56,15 +56,15 @@ class Results:
         return [name for name in self.samples if name not in ("ours", "still")]
 
     def ratios(self, test, size):
-        """Returns how many times better ours is than each peer, measured in the same way."""
-        found = []
+        """Returns how many times better ours is than each peer, by its name, measured in the same way."""
+        found = {}
         for peer in self.peers():
             if peer in contenders.FLOORS:
                 continue
             like = "still" if test == "latency" and peer in contenders.STILL and not self.still else "ours"
             mine, theirs = self.median(like, test, size), self.median(peer, test, size)
             if mine is not None and theirs is not None:
-                found.append(better(test, mine, theirs))
+                found[peer] = better(test, mine, theirs)
         return found
 
     def rows(self):
@@ -89,11 +89,11 @@ def table(results, test):
     marks = {peer: peer + "*" * (remark(results, peer, test) is not None) for peer in peers}
     lines = [f"{test}, {UNITS[test]}"]
     still = test == "latency" and "still" in results.samples
-    columns = "".join(f" {marks[peer]:>11}" for peer in peers)
-    lines.append(f"{'bytes':>6} {'ours':>11}" + f" {'ours*':>11}" * still + columns + f" {'to the best':>13}  place")
+    columns = "".join(f" {marks[peer]:>13}" for peer in peers)
+    lines.append(f"{'bytes':>6} {'ours':>11}" + f" {'ours*':>11}" * still + columns + f" {'to the best':>13}  place, best peer")
     for _, size, mine, theirs in rows:
         mine = f"{written(mine):>11}" + f" {written(results.median('still', test, size)):>11}" * still
-        cells = "".join(f" {written(theirs.get(peer)):>11}" for peer in peers)
+        cells = "".join(f" {written(theirs.get(peer)):>13}" for peer in peers)
         lines.append(f"{short(size):>6} {mine}{cells} {standing(results.ratios(test, size))}")
     remarks = {remark(results, peer, test) for peer in peers}
     return lines + [f"* {words}" for words in remarks if words]
@@ -112,11 +112,12 @@ def remark(results, peer, test):
 
 
 def standing(ratios):
-    """Formats our ratio to the best peer, above 1 if ours is better, and our place."""
+    """Formats our ratio to the best peer, above 1 if ours is better, our place, and who that peer is."""
     if not ratios:
         return f"{'-':>13}  -"
-    place = 1 + sum(ratio < 1 for ratio in ratios)
-    return f"{min(ratios):>12.2f}x  {ordinal(place)} of {len(ratios) + 1}"
+    best = min(ratios, key=ratios.get)
+    place = 1 + sum(ratio < 1 for ratio in ratios.values())
+    return f"{ratios[best]:>12.2f}x  {ordinal(place)} of {len(ratios) + 1}, {best}"
 
 
 def limit(results):
@@ -171,6 +172,9 @@ def listed(results):
              "peers": {peer: exact(value) for peer, value in theirs.items()}}
             for test, size, mine, theirs in results.rows()]
     for row in rows:
+        ratios = results.ratios(row["test"], row["bytes"])
+        if ratios:
+            row["best"] = min(ratios, key=ratios.get)
         still = results.median("still", row["test"], row["bytes"])
         if still is not None:
             row["ours_still"] = exact(still)

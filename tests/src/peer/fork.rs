@@ -169,7 +169,7 @@ fn try_everything(endpoint: &mut Endpoint, key: &RemoteKey, own: nemesia::Region
 fn leave(endpoint: Endpoint, end: fn(Endpoint) -> Outcome) -> Outcome {
     let memory: Vec<Vec<u8>> = (0..64_u8).map(|content| vec![content; 1 << 20]).collect();
     end(endpoint)?;
-    let intact = memory.iter().zip(0..).all(|(bytes, content)| bytes.iter().all(|byte| *byte == content));
+    let intact = memory.iter().zip(0..).all(|(bytes, content)| *bytes == vec![content; 1 << 20]);
     ensure(intact, || "memory of the child was lost".into())?;
     let mut alone = Endpoint::open_with(&Config::default(), Box::new(Singleton::new()))?;
     alone.send(0, 1, b"alone")?;
