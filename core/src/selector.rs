@@ -9,6 +9,10 @@
 //! - at once if it is known to be faster than the preferred one has become;
 //! - else after an interval, each in rotation. The interval doubles while nothing changes.
 //!
+//! The first alternative that is left, after a few runs, is tried at once again, and longer: everything was new to it.
+//! On one test machine a stream's first messages cost five times as much as later ones, and it was never tried again
+//! for long enough.
+//!
 //! A trial consists of a few runs, of which the second cheapest counts, because a run in which the process lost its
 //! core is not representative. If the other alternative was clearly faster, it becomes the preferred one.
 //!
@@ -30,6 +34,13 @@ const TESTS: usize = 3;
 const TRIAL: u8 = 4;
 /// Runs of a trial of an alternative that is known to be faster.
 const CONFIRMS: u8 = 2;
+/// Runs of the trial of the alternative that is left first: in the first half it may still be slowed down as in its
+/// first runs.
+const DOUBTS: u8 = 2 * TRIAL;
+/// If it costs more than this many thirds of the preferred alternative's cost after the first half, its trial ends. And
+/// if it has cost more than this many times as much before, it is not tried again.
+const DOUBTFUL: u64 = 4;
+const HARDLY: u64 = 8;
 /// Runs between two trials at first. The interval doubles while nothing changes, up to a limit.
 const FIRST_WAIT: u16 = 8;
 /// Fraction of the interval after which a suggested alternative may be tried.
@@ -115,10 +126,12 @@ impl TrialBudget {
     }
 }
 
-/// The least and the usual amount of work in a run.
+/// Amounts of work in a run, in rising order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunAmount {
-    /// The amount of a short run.
+    /// The amount of a first run, by which alternatives of which nothing is known are tested.
+    pub(crate) first: u64,
+    /// The least amount of a run of a trial.
     pub(crate) least: u64,
     /// The amount of a usual run, at least as much.
     pub(crate) full: u64,
@@ -153,6 +166,8 @@ pub(crate) struct AdaptiveSelector<const N: usize, const LONGEST: u16> {
     missed: u8,
     /// Runs in a row of the preferred alternative that cost much more than before.
     changed: u8,
+    /// Whether an alternative was left before.
+    has_left: bool,
     /// Runs until the next trial, and the length of the interval.
     wait: u16,
     waited: u16,
@@ -173,6 +188,7 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
             inherited: 0,
             missed: 0,
             changed: 0,
+            has_left: false,
             wait: 0,
             waited: 0,
             settled: 0,
@@ -252,10 +268,10 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
 
     /// Returns the next run.
     pub(crate) fn plan(&mut self, amount: RunAmount, budget: &TrialBudget) -> Plan {
-        let RunAmount { least, full } = amount;
+        let RunAmount { first, least, full } = amount;
         let usual = self.typical(self.preferred);
         if let Some(option) = self.untested() {
-            return Plan { option, amount: least, worth: u64::MAX, beside: self.cheapest_so_far() };
+            return Plan { option, amount: first, worth: u64::MAX, beside: self.cheapest_so_far() };
         }
         if self.trial == 0 {
             self.start_trial(least, budget);
@@ -264,7 +280,9 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         if self.trial > 0 {
             let cost = self.typical(self.other);
             let excess = self.excess(cost);
-            if cost < usual {
+            if self.trial > TRIAL {
+                plan = Plan { option: self.other, amount: least.max(full / 2), worth: 0, beside: self.other };
+            } else if cost < usual {
                 (plan.option, plan.beside) = (self.other, self.other);
             } else if budget.covers(excess.saturating_mul(least)) {
                 let affordable = budget.times(excess).unwrap_or(full);
@@ -424,25 +442,49 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
     fn tried(&mut self, cost: u32) {
         let usual = self.typical(self.preferred);
         let other = usize::from(self.other);
-        let is_hopeless = u64::from(cost) > HOPELESS * usual;
-        if is_hopeless || core::mem::take(&mut self.is_fresh) && self.trial < TRIAL {
+        let is_hopeless = self.trial <= TRIAL && u64::from(cost) > HOPELESS * usual;
+        if is_hopeless || core::mem::take(&mut self.is_fresh) && self.trial != TRIAL {
             self.costs[other] = Costs::only(cost);
         } else if self.trial == TRIAL {
             self.is_fresh = true;
         } else {
             self.costs[other].push(cost);
         }
-        self.trial = if is_hopeless { 0 } else { self.trial - 1 };
-        if self.trial > 0 {
-            return;
+        let is_doubtful = self.trial == DOUBTS - TRIAL + 1 && 3 * self.typical(self.other) > DOUBTFUL * usual;
+        self.trial = if is_hopeless || is_doubtful { 0 } else { self.trial - 1 };
+        if self.trial == 0 {
+            self.conclude(usual);
         }
+    }
+
+    /// Ends a trial: prefers the other alternative if it was faster than the preferred one usually is.
+    fn conclude(&mut self, usual: u64) {
         if 16 * self.typical(self.other) < BETTER * usual {
-            self.preferred = self.other;
+            (self.preferred, self.other) = (self.other, self.preferred);
+            let is_early = self.wait > 0 && self.waited == FIRST_WAIT;
             self.waited = 0;
+            if !core::mem::replace(&mut self.has_left, true) && is_early && self.doubt() {
+                return;
+            }
         }
         self.settled = self.typical(self.preferred) as u32;
         self.other = self.after(self.other);
         self.wait_longer();
+    }
+
+    /// Tries the alternative that was left after a few runs at once again, as if it cost the same: its first runs may
+    /// have cost much more than later ones will, by new pages, by cold caches, and by what else had to be learned. Short
+    /// trials never show that. Returns `false` if nothing of that explains what it has cost.
+    fn doubt(&mut self) -> bool {
+        let usual = self.typical(self.preferred);
+        if self.typical(self.other) > HARDLY * usual {
+            return false;
+        }
+        self.settle();
+        self.costs[usize::from(self.other)] = Costs::only(self.settled);
+        self.try_other(self.other);
+        self.trial = DOUBTS;
+        true
     }
 
     /// Returns the alternative after this one, in rotation, except the preferred one.

@@ -107,7 +107,7 @@ impl LearnedWays {
             true => (least, FULL * len),
             false => (least.max(2 * ring), (FULL * len).max(RINGS * ring)),
         };
-        let amount = RunAmount { least, full: full.min(MOST_BYTES).max(least) };
+        let amount = RunAmount { first: least, least, full: full.min(MOST_BYTES).max(least) };
         let plan = self.selectors[usize::from(is_answer)][size].plan(amount, &self.budget);
         let mut run = Run::start(class, plan, now);
         let way = run.begin(len);

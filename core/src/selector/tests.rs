@@ -4,7 +4,7 @@ use super::*;
 use crate::shared::tests::cases;
 
 const LONGEST: u16 = 1024;
-const AMOUNT: RunAmount = RunAmount { least: 1, full: 4 };
+const AMOUNT: RunAmount = RunAmount { first: 1, least: 1, full: 4 };
 
 /// A selector and the budget of its trials.
 #[derive(Default)]
@@ -41,6 +41,31 @@ fn all_are_tried_and_the_cheapest_is_kept() {
             assert!(went[usize::from(cheapest)] > 920, "{went:?}");
             assert!(went.iter().all(|&count| count >= 2), "{went:?}");
         }
+    }
+}
+
+/// The first runs of the alternative with which the selector starts are three times as slow as another one, because all
+/// memory is new. Later it is the fastest.
+#[test]
+fn an_alternative_whose_first_runs_were_slow_is_tried_again_at_once() {
+    let mut bench = Bench::<3>::default();
+    let first = bench.run(9, [60, 20, 30]);
+    assert_eq!(bench.selector.preferred(), 1, "{first:?}");
+    // As each run makes more memory known, it becomes faster.
+    for cost in [29, 27, 24, 22, 19] {
+        bench.run(1, [cost, 20, 30]);
+    }
+    let went = bench.run(200, [10, 20, 30]);
+    assert!(went[0] > 170, "{went:?}");
+}
+
+/// That costs a few runs if it is slow indeed, and none if it was so slow that no new memory explains it.
+#[test]
+fn an_alternative_that_was_left_is_not_tried_for_long() {
+    for (slow, most) in [(29, 30), (32, 15), (60, 15), (200, 8)] {
+        let mut bench = Bench::<3>::default();
+        let went = bench.run(200, [slow, 20, 30]);
+        assert!(went[0] <= most, "{went:?}");
     }
 }
 
@@ -182,7 +207,7 @@ proptest! {
     ) {
         let mut bench = Bench::<3>::preferring(first);
         for (what, option, cost, amount) in steps {
-            let plan = bench.selector.plan(RunAmount { least: 1, full: amount.max(1) }, &bench.budget);
+            let plan = bench.selector.plan(RunAmount { first: 1, least: 1, full: amount.max(1) }, &bench.budget);
             prop_assert!(plan.option < 3 && plan.amount > 0);
             match what {
                 0 => bench.selector.suggest(option),

@@ -199,7 +199,10 @@ impl ProtocolSelection {
     fn start(&mut self, class: MessageClass, bytes: u64, now: u64) {
         let full = if self.overlap { RUN_BYTES } else { ALONE_BYTES }.min(bytes.saturating_mul(RUN_MESSAGES));
         self.inherit(self.overlap, class);
-        let amount = RunAmount { least: bytes, full: full.max(bytes) };
+        let full = full.max(bytes);
+        // One message of a window shows how long it takes itself, and not how many bytes move meanwhile.
+        let least = if self.overlap { full.div_ceil(2).max(bytes) } else { bytes };
+        let amount = RunAmount { first: bytes, least, full };
         let selector = &mut self.selectors[usize::from(self.overlap)][usize::from(class.is_list)][class.size];
         let plan = selector.plan(amount, &self.budget);
         (self.stale, self.overlaps) = (self.under_way, false);

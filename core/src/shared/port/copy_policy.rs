@@ -141,7 +141,7 @@ impl CopyPolicy {
         }
         let full = if class.answers { ANSWERS } else { STREAM };
         let selector = &mut self.selectors[usize::from(class.answers)][usize::from(class.size)];
-        let plan = selector.plan(RunAmount { least: SHORT, full }, &self.budget);
+        let plan = selector.plan(RunAmount { first: SHORT, least: SHORT, full }, &self.budget);
         (self.class, self.stores) = (class, stores(plan.option));
         self.run = Some(Run::start(class, plan, now));
         self.look_again(plan.amount);
