@@ -52,7 +52,7 @@ fn make_crate(directory: &Path) -> PathBuf {
 fn build(manifest: &Path, target: &Path) {
     let mut command = built::cargo();
     command.args(["build", "--manifest-path"]).arg(manifest).env("CARGO_TARGET_DIR", target);
-    // Nobody debugs this build of the library.
+    // This test runs the programs, and no debugger reads them.
     run(command.env("CARGO_PROFILE_DEV_DEBUG", "0"));
 }
 

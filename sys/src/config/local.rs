@@ -115,11 +115,15 @@ impl Config {
         Ok(geometry)
     }
 
-    /// Returns the largest message that is sent eagerly inside a machine, if more than NEMESIA_EAGER_BYTES: the third
-    /// copy of a message that nobody expects costs less there than the question whether anybody does.
+    /// Returns the largest message that is sent eagerly inside a machine, if more than NEMESIA_EAGER_BYTES. A message
+    /// that no receive expects is copied a third time. Inside a machine that costs less than RTS and CTS.
     pub(crate) fn local_eager_bytes(&self) -> usize {
-        let is_free = self.origin("NEMESIA_EAGER_BYTES") == Origin::Default;
-        if is_free { LOCAL_EAGER_BYTES } else { 0 }
+        self.unless_eager_is_set(LOCAL_EAGER_BYTES)
+    }
+
+    /// Returns the eager bytes that a port prefers; 0 if NEMESIA_EAGER_BYTES is set, which then counts alone.
+    pub(super) fn unless_eager_is_set<T: Default>(&self, preferred: T) -> T {
+        if self.origin("NEMESIA_EAGER_BYTES") == Origin::Default { preferred } else { T::default() }
     }
 
     /// Returns the largest message that goes through a fastbox, in bytes.

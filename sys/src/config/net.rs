@@ -159,9 +159,8 @@ impl Config {
     /// than NEMESIA_EAGER_BYTES. Over TCP a rendezvous costs several system calls and two more ways of a packet, and
     /// saves a copy.
     pub(crate) fn net_eager_bytes(&self, is_tcp: bool) -> usize {
-        let is_free = is_tcp && self.origin("NEMESIA_EAGER_BYTES") == Origin::Default;
         let most = self.net_packet_bytes(is_tcp);
-        let chosen = if is_free { most } else { 0 };
+        let chosen = if is_tcp { self.unless_eager_is_set(most) } else { 0 };
         self.net_eager_bytes.unwrap_or(chosen).min(most) as usize
     }
 

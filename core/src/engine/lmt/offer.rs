@@ -10,9 +10,7 @@ use crate::engine::unload::read;
 use crate::engine::{Engine, RequestId, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
-use crate::port::{
-    Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault, Rendezvous, Stores,
-};
+use crate::port::{Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault, Stores};
 use crate::store::cost;
 use crate::wire::listed::MOST_RUNS;
 use crate::wire::rendezvous::{
@@ -182,13 +180,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let may_pull =
             self.port.is_accessible(from, &rts.descriptor) && is_worth_pulling(incoming, buf, run_bytes);
         let may_put = buf.address() != 0;
-        let offered = self.port.rendezvous(from);
         let message = MessageForm {
             bytes: rts.total.min(buf.len() as u64),
             is_list: buf.address() == 0 || rts.origin > 0 || rts.descriptor.is_list(),
-            offered,
+            offered: self.port.rendezvous(from),
         };
-        let protocol = self.choose(from, index, message, &rts, (may_pull, may_put), offered);
+        let protocol = self.choose(from, index, message, &rts, (may_pull, may_put));
         if let State::Receiving { incoming, .. } = &mut self.requests.get_mut(index).0 {
             incoming.protocol = protocol;
         }
@@ -206,8 +203,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         message: MessageForm,
         rts: &Rts,
         (may_pull, may_put): (bool, bool),
-        offered: Rendezvous,
     ) -> Protocol {
+        let offered = message.offered;
         let (may_pull, may_put) = (may_pull, may_put && offered.put);
         let usual = match (may_pull, may_put) {
             (true, _) => Protocol::Pull,

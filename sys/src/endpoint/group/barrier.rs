@@ -219,9 +219,9 @@ impl Endpoint {
     }
 
     fn send_of_barrier(&mut self, at: usize, barrier: &mut Barrier) -> Result<(), Error> {
-        let Some(to) = self.number_of(&barrier.members, at) else {
-            self.lose_partner(barrier, at, None);
-            return Ok(());
+        let to = match self.partner(barrier, at) {
+            Ok(to) => to,
+            Err(gone) => return self.lose_partner(barrier, at, gone),
         };
         let (bytes, (tag, _)) = (barrier.message(), barrier.tag());
         // SAFETY: the bytes are on the heap and stay unchanged in `barrier.sends` until the request is complete. The
@@ -230,18 +230,15 @@ impl Endpoint {
         match self.start(to, BARRIER_CONTEXT, tag, buf, Mode::Standard) {
             Ok(request) if request.is_complete() => {}
             Ok(request) => barrier.sends.push((request, bytes, at)),
-            Err(Error::PeerFailed { failure, reason, .. }) => {
-                self.lose_partner(barrier, at, Some((failure, reason)));
-            }
-            Err(error) => return Err(error),
+            Err(error) => self.lose_partner(barrier, at, error)?,
         }
         Ok(())
     }
 
     fn receive_of_barrier(&mut self, at: usize, barrier: &mut Barrier) -> Result<(), Error> {
-        let Some(from) = self.number_of(&barrier.members, at) else {
-            self.lose_partner(barrier, at, None);
-            return Ok(());
+        let from = match self.partner(barrier, at) {
+            Ok(from) => from,
+            Err(gone) => return self.lose_partner(barrier, at, gone),
         };
         let mut bytes = BarrierBytes::default();
         // SAFETY: as for a send: the bytes are on the heap and unused until the request is complete or the engine is
@@ -250,30 +247,32 @@ impl Endpoint {
         let (source, (tag, ignore)) = (CoreSource::Rank(from as u32), barrier.tag());
         match self.post(Pattern { source, context: BARRIER_CONTEXT, tag, ignore }, buf) {
             Ok(request) => barrier.receive = Some((request, bytes)),
-            Err(Error::PeerFailed { failure, reason, .. }) => {
-                self.lose_partner(barrier, at, Some((failure, reason)));
-            }
-            Err(error) => return Err(error),
+            Err(error) => self.lose_partner(barrier, at, error)?,
         }
         Ok(())
     }
 
-    /// Records that a partner is gone, and why it cannot be connected with. Without a failure, this function finds out
-    /// why.
-    fn lose_partner(
-        &mut self,
-        barrier: &mut Barrier,
-        at: usize,
-        failed: Option<(Failure, Option<Box<str>>)>,
-    ) {
-        let (failure, reason) = failed
-            .unwrap_or_else(|| (self.failure_of(&barrier.members, at).unwrap_or(Failure::Finished), None));
+    /// Returns the number of a partner.
+    ///
+    /// # Errors
+    /// The partner is gone, and its number may be that of another peer.
+    fn partner(&self, barrier: &Barrier, at: usize) -> Result<usize, Error> {
+        self.number_of(&barrier.members, at).ok_or_else(|| {
+            let failure = self.failure_of(&barrier.members, at).unwrap_or(Failure::Finished);
+            Error::PeerFailed { rank: barrier.members.name(at), failure, reason: None }
+        })
+    }
+
+    /// Records that a partner is gone, and why it cannot be connected with. Any other error is returned.
+    fn lose_partner(&mut self, barrier: &mut Barrier, at: usize, error: Error) -> Result<(), Error> {
+        let Error::PeerFailed { failure, reason, .. } = error else { return Err(error) };
         if barrier.broken.is_none() && failure == Failure::Unreachable {
             let kept = || self.unreached.get(&self.number_of(&barrier.members, at)?).cloned();
             barrier.reason = reason.or_else(kept);
         }
         barrier.break_off(Broken::Seen { name: barrier.members.name(at), failure });
         self.part_with(&barrier.members, at);
+        Ok(())
     }
 
     /// Processes the result of the request that [`BarrierStep::Wait`] named.
@@ -302,10 +301,8 @@ impl Endpoint {
     ) -> Result<(), Error> {
         let Some((.., at)) = barrier.sends.pop() else { return Err(Error::Stale) };
         match outcome {
-            Err(Error::PeerFailed { failure, reason, .. }) => {
-                self.lose_partner(barrier, at, Some((failure, reason)));
-            }
-            outcome => drop(outcome?),
+            Ok(_) => {}
+            Err(error) => self.lose_partner(barrier, at, error)?,
         }
         Ok(())
     }
@@ -327,28 +324,26 @@ impl Endpoint {
                 let gone = u32::from_le_bytes(bytes);
                 let is_valid = status.len == bytes.len() && (gone == COMPLETE || (gone as usize) < names);
                 if !is_valid || status.tag != tag {
-                    self.violated(barrier, at);
+                    self.violated(barrier, at)?;
                 } else if gone != COMPLETE {
                     let from = barrier.members.name(at);
                     barrier.break_off(Broken::Heard { name: gone as usize, from });
                 }
             }
-            Err(Error::Truncated(_)) => self.violated(barrier, at),
-            Err(Error::PeerFailed { failure, reason, .. }) => {
-                self.lose_partner(barrier, at, Some((failure, reason)));
-            }
-            Err(error) => return Err(error),
+            Err(Error::Truncated(_)) => self.violated(barrier, at)?,
+            Err(error) => self.lose_partner(barrier, at, error)?,
         }
         Ok(())
     }
 
     /// Fails a partner whose message is not one of this barrier.
-    fn violated(&mut self, barrier: &mut Barrier, at: usize) {
+    fn violated(&mut self, barrier: &mut Barrier, at: usize) -> Result<(), Error> {
         let fault = PortFault::Protocol { kind: Kind::Eager };
         if let Some(number) = self.number_of(&barrier.members, at) {
             self.fault(number as u32, fault);
         }
-        self.lose_partner(barrier, at, Some((Failure::Fault(fault), None)));
+        let (rank, failure) = (barrier.members.name(at), Failure::Fault(fault));
+        self.lose_partner(barrier, at, Error::PeerFailed { rank, failure, reason: None })
     }
 }
 

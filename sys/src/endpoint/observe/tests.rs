@@ -145,7 +145,7 @@ fn an_endpoint_has_as_many_descriptors_as_the_bill_says() {
     }
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let bill = crate::Bill::new(&Config::default(), COUNT as u32).unwrap();
-    // Another thread may close what is not needed any longer.
+    // The thread that closes unwanted descriptors closes some of them later.
     let wait_for = |count: usize| {
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while open() != count {
