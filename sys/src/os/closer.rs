@@ -12,6 +12,7 @@
 //! interrupts a lingering close. The threads block all signals. If the library is unloaded (`dlclose`) while
 //! such a close blocks, its thread has no code to return to: a library that was attacked must not be unloaded.
 
+use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -40,6 +41,11 @@ impl ForeignFd {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: taken once: neither `this` nor its field is used or dropped after that.
         unsafe { ManuallyDrop::take(&mut this.0) }
+    }
+
+    /// Returns a copy of the descriptor.
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self::from)
     }
 }
 

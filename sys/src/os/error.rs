@@ -250,6 +250,7 @@ impl ShmError {
     pub(crate) fn is_shortage(&self) -> bool {
         match self {
             Self::Descriptors { .. } | Self::DescriptorLimit { .. } => true,
+            Self::AddressSpaceLimit { .. } | Self::Reserve { .. } | Self::DevShmFull { .. } => true,
             Self::System { errno, .. } => {
                 matches!(errno.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS | libc::EAGAIN))
             }

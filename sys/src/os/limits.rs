@@ -23,7 +23,7 @@ pub(super) fn kib_field(text: &str, name: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-fn own_field(name: &str) -> u64 {
+pub(super) fn own_field(name: &str) -> u64 {
     fs::read_to_string("/proc/self/status").ok().and_then(|text| kib_field(&text, name)).unwrap_or(0)
 }
 

@@ -46,6 +46,19 @@ impl Shortage {
         text
     }
 
+    /// Records that a packet could not be received, which waits in its socket. The socket stays readable, and would
+    /// keep this process from sleeping. So it is left out of the set of descriptors: the next look finds the packet.
+    pub(crate) fn record_packet(
+        &mut self,
+        error: &ShmError,
+        watch: &Watch,
+        socket: BorrowedFd<'_>,
+    ) -> String {
+        // If the socket is not there, nothing has to be taken out.
+        watch.unattend(socket);
+        self.record(error)
+    }
+
     fn text_of(&self, error: &ShmError) -> String {
         let is_own = matches!(error, ShmError::Descriptors { errno, .. }
             if errno.raw_os_error() == Some(libc::EMFILE));

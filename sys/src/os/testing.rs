@@ -174,3 +174,26 @@ pub(crate) fn take_descriptors() -> Vec<File> {
     set_limit(libc::RLIMIT_NOFILE, 64).unwrap();
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
+
+/// Leaves this process addresses for small objects only, until the result is dropped; for [`run_again`].
+pub(crate) fn take_addresses() -> AddressesTaken {
+    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills a structure that is a local variable.
+    checked(unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut before) }).unwrap();
+    set_limit(libc::RLIMIT_AS, super::limits::own_field("VmSize") + SMALL).unwrap();
+    AddressesTaken { before: before.rlim_cur }
+}
+
+/// The addresses that remain.
+const SMALL: u64 = 256 << 10;
+
+/// See [`take_addresses`].
+pub(crate) struct AddressesTaken {
+    before: u64,
+}
+
+impl Drop for AddressesTaken {
+    fn drop(&mut self) {
+        set_limit(libc::RLIMIT_AS, self.before).unwrap();
+    }
+}

@@ -33,7 +33,7 @@ use nemesia_core::peers::{PeerAddress, PeerRef};
 use super::address::ProcessAddress;
 use super::handshake::{self, CONFIRMED, CallPacket, CallerPacket, LeavePacket, ShmHandshake};
 use super::joining::JoiningProcess;
-use super::peer::{ShmWorld, Unheard, hear_packet, send_away};
+use super::peer::{ShmWorld, Unheard, hear_packet, map, send_away};
 use super::segments::{OwnSegments, Unjoined};
 use crate::error::Error;
 use crate::os::shortage::{Shortage, arrived, listening};
@@ -254,7 +254,7 @@ impl Calls {
                     None
                 }
                 Err(Unheard::Shortage(error)) => {
-                    self.shortage.record(&error);
+                    self.shortage.record_packet(&error, watch, connection.as_fd());
                     if now.duration_since(*since) < patience {
                         at += 1;
                         continue;
@@ -412,7 +412,8 @@ impl Calls {
             link => link.map_err(Unjoined::from),
         };
         let answered = link.and_then(|link| {
-            let (ours, said) = ((&*self.world, &self.ours), (&handshake, descriptors));
+            let mapped = map(&self.world, &connection, &handshake, &descriptors)?;
+            let (ours, said) = ((&self.world.config, &self.ours), (&handshake, mapped));
             let mut joining = JoiningProcess::new(ours, link, said, Arc::clone(&connection))?;
             joining.grant(granted);
             let packet = CallPacket { handshake: self.world.handshake(number, 0), address: self.own, calls };

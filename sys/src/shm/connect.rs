@@ -18,7 +18,7 @@ use super::address::ProcessAddress;
 use super::arrivals::{Arrivals, refuse};
 use super::calls::Calls;
 use super::handshake::{self, Cpus};
-use super::peer::{Peer, ShmWorld, admit, hear_by, patiently, shake_hands};
+use super::peer::{Peer, ShmWorld, hear_by, map, patiently, shake_hands};
 use super::rejoin::RejoinListener;
 use super::segments::OwnSegments;
 use crate::bootstrap::Exchange;
@@ -324,8 +324,9 @@ fn meet(
             return Err(problem(format!("it claims to be rank {}", handshake.rank)));
         }
         handshake::compare((world.size, &world.geometry), &handshake).map_err(problem)?;
-        let admitted = admit(world, link, &connection, &handshake, fds);
-        let mut peer = admitted.map_err(|unjoined| problem(unjoined.to_string()))?;
+        let mapped = patiently(deadline, || map(world, &connection, &handshake, &fds));
+        let mapped = mapped.map_err(|unjoined| problem(unjoined.to_string()))?;
+        let mut peer = mapped.admit(link, &handshake);
         peer.connection = add(watch, rank, connection)?;
         peers[rank] = Some(peer);
     }
@@ -438,10 +439,12 @@ fn answer(
         }
         let link = patiently(deadline, || ours.link(handshake.rank))?;
         let fits = handshake::compare((world.size, &world.geometry), &handshake);
-        let admitted = fits.and_then(|()| {
-            admit(world, link, &connection, &handshake, fds).map_err(|unjoined| unjoined.to_string())
+        let mapped = fits.and_then(|()| {
+            let mapped = patiently(deadline, || map(world, &connection, &handshake, &fds));
+            mapped.map_err(|unjoined| unjoined.to_string())
         });
-        let admitted = admitted.and_then(|mut peer| {
+        let admitted = mapped.and_then(|mapped| {
+            let mut peer = mapped.admit(link, &handshake);
             let sent = shake_hands(world, (ours, &peer.link), &connection, 0, deadline);
             sent.map_err(|error| error.to_string())?;
             peer.link.close_descriptor();

@@ -4,13 +4,13 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use super::handshake::ShmHandshake;
-use super::peer::{ShmWorld, admit};
+use super::peer::MappedPeer;
 use super::segments::{OwnLink, OwnSegments, Unjoined};
 use super::views::NewLink;
 use super::{Port, make_places, met, readable_one};
-use crate::config::SingleCopy;
+use crate::config::{Config, SingleCopy};
 use crate::error::Error;
-use crate::os::{ForeignFd, HandoffConnection, RemoteMemory, Watch};
+use crate::os::{HandoffConnection, RemoteMemory, Watch};
 use crate::route::Met;
 
 /// A process without a link to this one yet, with all parts of a link.
@@ -29,16 +29,16 @@ pub(crate) struct JoiningProcess {
 }
 
 impl JoiningProcess {
-    /// Maps and validates the segments of a process, for which we have made this link segment, and asks whether its
+    /// Returns a process that has sent this handshake, for which we have made this link segment, and asks whether its
     /// memory may be read.
     pub(super) fn new(
-        (world, ours): (&ShmWorld, &Arc<OwnSegments>),
+        (config, ours): (&Config, &Arc<OwnSegments>),
         link: OwnLink,
-        (handshake, fds): (&ShmHandshake, Vec<ForeignFd>),
+        (handshake, mapped): (&ShmHandshake, MappedPeer),
         connection: Arc<HandoffConnection>,
     ) -> Result<Self, Unjoined> {
-        let (config, number) = (&world.config, link.number as usize);
-        let mut peer = admit(world, link, &connection, handshake, fds)?;
+        let number = link.number as usize;
+        let mut peer = mapped.admit(link, handshake);
         let memory = readable_one(config, &mut peer);
         if let (Err(problem), SingleCopy::Require) = (&memory, config.single_copy) {
             return Err(format!("no single copy through the kernel: {problem}").into());

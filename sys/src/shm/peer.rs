@@ -56,6 +56,13 @@ pub(super) struct Peer {
     pub(super) connection: Weak<HandoffConnection>,
 }
 
+/// What a process has sent to join, mapped in this process.
+#[derive(Debug)]
+pub(super) struct MappedPeer {
+    segments: PeerSegments,
+    memory: Option<RemoteMemory>,
+}
+
 /// Sends our handshake, with the descriptors of our segments.
 pub(super) fn shake_hands(
     world: &ShmWorld,
@@ -132,42 +139,72 @@ pub(super) fn hear_by(
     deadline: Instant,
 ) -> Result<(ShmHandshake, Vec<ForeignFd>), String> {
     let mut bytes = [0; handshake::MOST_BYTES];
-    let received = patiently(deadline, || Ok(connection.recv(&mut bytes, MOST_DESCRIPTORS, deadline)?));
+    let received = patiently(deadline, || connection.recv(&mut bytes, MOST_DESCRIPTORS, deadline));
     let (len, fds) = received.map_err(|error| error.to_string())?;
     Ok((ShmHandshake::decode(&bytes[..len])?, fds))
 }
 
+/// An error that may be a shortage of this process.
+pub(super) trait MayPass {
+    /// Returns whether what failed may be repeated.
+    fn may_pass(&self) -> bool;
+}
+
+impl MayPass for ShmError {
+    fn may_pass(&self) -> bool {
+        self.is_shortage()
+    }
+}
+
+impl MayPass for Error {
+    fn may_pass(&self) -> bool {
+        matches!(self, Self::Shm(error) if error.is_shortage())
+    }
+}
+
+impl MayPass for Unjoined {
+    fn may_pass(&self) -> bool {
+        matches!(self, Self::Shortage(_))
+    }
+}
+
 /// Repeats what fails for a shortage of this process, until the deadline.
-pub(super) fn patiently<T>(
+pub(super) fn patiently<T, E: MayPass>(
     deadline: Instant,
-    mut attempt: impl FnMut() -> Result<T, Error>,
-) -> Result<T, Error> {
+    mut attempt: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
     loop {
         match attempt() {
-            Err(Error::Shm(error)) if error.is_shortage() && Instant::now() < deadline => {
-                std::thread::sleep(AGAIN_AFTER);
-            }
+            Err(error) if error.may_pass() && Instant::now() < deadline => std::thread::sleep(AGAIN_AFTER),
             outcome => return outcome,
         }
     }
 }
 
-/// Maps and validates the segments of a peer, for which we have made this link segment.
-pub(super) fn admit(
+/// Maps and validates the segments of a peer. After a shortage this function may be called again.
+pub(super) fn map(
     world: &ShmWorld,
-    link: OwnLink,
     connection: &HandoffConnection,
     handshake: &ShmHandshake,
-    fds: Vec<ForeignFd>,
-) -> Result<Peer, Unjoined> {
+    fds: &[ForeignFd],
+) -> Result<MappedPeer, Unjoined> {
     handshake::compare_sizes(&world.geometry, handshake)?;
-    let ShmHandshake { epoch, number, expedited, cpus, .. } = *handshake;
+    let ShmHandshake { epoch, number, .. } = *handshake;
     let expected =
         Expected { config: &world.config, sizes: world.geometry, sealed: world.sealed, epoch, number };
     let (segments, life) = PeerSegments::attach(&expected, fds)?;
     let stamp = IdentityStamp { address: handshake.stamp, value: epoch };
     let memory = RemoteMemory::of_living(connection.peer().pid, stamp, life);
-    Ok(Peer { segments, link, expedited, cpus, memory, connection: Weak::new() })
+    Ok(MappedPeer { segments, memory })
+}
+
+impl MappedPeer {
+    /// Returns the peer, for which we have made this link segment.
+    pub(super) fn admit(self, link: OwnLink, handshake: &ShmHandshake) -> Peer {
+        let Self { segments, memory } = self;
+        let ShmHandshake { expedited, cpus, .. } = *handshake;
+        Peer { segments, link, expedited, cpus, memory, connection: Weak::new() }
+    }
 }
 
 /// Refuses a connection, with the reason.

@@ -19,7 +19,7 @@ use super::Port;
 use super::calls::Calls;
 use super::handshake::{self, ShmHandshake};
 use super::joining::JoiningProcess;
-use super::peer::{ShmWorld, Unheard, hear_answer, patiently, send_away, shake_hands};
+use super::peer::{MappedPeer, ShmWorld, Unheard, hear_answer, map, patiently, send_away, shake_hands};
 use super::segments::{OwnLink, OwnSegments, Unjoined};
 use crate::bootstrap::{Exchange, Member};
 use crate::error::Error;
@@ -53,6 +53,8 @@ struct AwaitedProcess {
     link: OwnLink,
     connection: HandoffConnection,
     pidfd: Option<OwnedFd>,
+    /// Its answer, whose segments this process could not map for a shortage.
+    said: Option<(ShmHandshake, Vec<ForeignFd>)>,
 }
 
 /// The result of one of our connection requests.
@@ -144,7 +146,7 @@ impl RejoinListener {
         watch.attend(connection.as_fd())?;
         let pidfd = connection.pidfd();
         let incarnation = member.incarnation;
-        self.awaited.push(AwaitedProcess { rank, incarnation, link, connection, pidfd });
+        self.awaited.push(AwaitedProcess { rank, incarnation, link, connection, pidfd, said: None });
         Ok(true)
     }
 
@@ -287,35 +289,46 @@ impl RejoinListener {
 
     /// Returns the caller of this rank that the launcher has confirmed, mapped and validated, for
     /// [`JoiningProcess::enter`]. `None` if there is none. If there are several, returns the last: the launcher starts
-    /// the next one after the end of the one before. While descriptors lack for the segment of this process, the caller
-    /// waits.
+    /// the next one after the end of the one before. While descriptors or memory lack, the caller waits.
     pub(crate) fn admit(&mut self, rank: usize) -> Option<Result<JoiningProcess, Unjoined>> {
         let is_it = |caller: &Caller| {
             caller.genuine
                 && caller.said.as_ref().is_some_and(|(handshake, _)| handshake.rank as usize == rank)
         };
         let last = self.callers.iter().rposition(is_it)?;
+        let Caller { connection, said, .. } = &self.callers[last];
         let link = self.ours.link(rank as u32).map_err(Unjoined::from);
-        if let Err(Unjoined::Shortage(error)) = link {
+        let mapped = link.and_then(|link| Ok((link, self.map(connection, said.as_ref())?)));
+        if let Err(Unjoined::Shortage(error)) = mapped {
             return Some(Err(Unjoined::Shortage(error)));
         }
         let caller = self.callers.remove(last);
         self.callers.retain(|caller| !is_it(caller));
-        let (handshake, fds) = caller.said?;
+        let (handshake, _) = caller.said?;
         let connection = Arc::new(caller.connection);
-        let joining = link.and_then(|link| self.joining(link, &handshake, fds, Arc::clone(&connection)));
+        let joining = mapped
+            .and_then(|(link, mapped)| self.joining(link, (&handshake, mapped), Arc::clone(&connection)));
         Some(joining.inspect_err(|problem| send_away(&connection, &problem.to_string())))
+    }
+
+    /// Maps the segments of a process that has said this.
+    fn map(
+        &self,
+        connection: &HandoffConnection,
+        said: Option<&(ShmHandshake, Vec<ForeignFd>)>,
+    ) -> Result<MappedPeer, Unjoined> {
+        let (handshake, fds) = said.ok_or_else(|| "it has not sent its segments".to_owned())?;
+        handshake::compare((self.world.size, &self.world.geometry), handshake)?;
+        map(&self.world, connection, handshake, fds)
     }
 
     fn joining(
         &self,
         link: OwnLink,
-        said: &ShmHandshake,
-        fds: Vec<ForeignFd>,
+        said: (&ShmHandshake, MappedPeer),
         connection: Arc<HandoffConnection>,
     ) -> Result<JoiningProcess, Unjoined> {
-        handshake::compare((self.world.size, &self.world.geometry), said)?;
-        JoiningProcess::new((&self.world, &self.ours), link, (said, fds), connection)
+        JoiningProcess::new((&self.world.config, &self.ours), link, said, connection)
     }
 
     /// Sends a caller the answer that it is readmitted, with the number of agreements so far. The caller then maps our
@@ -337,40 +350,75 @@ impl RejoinListener {
     pub(crate) fn next_answer(&mut self, watch: &Watch) -> Option<(usize, RejoinAnswer)> {
         let now = Instant::now();
         for at in 0..self.awaited.len() {
-            let AwaitedProcess { rank, incarnation, connection, pidfd, .. } = &self.awaited[at];
-            // Checked before the packets are read: a dead process sends no further packets.
-            let ended = pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
-            let answer = match hear_answer(connection, now) {
-                Ok(None) if ended => RejoinAnswer::Gone(Departure::Died, None),
+            let mapped = match self.mapped_answer(at, now, watch) {
                 Ok(None) => continue,
-                Ok(Some((handshake, fds)))
-                    if (handshake.rank as usize, handshake.incarnation) == (*rank, *incarnation) =>
-                {
-                    let rank = *rank;
-                    let AwaitedProcess { mut link, connection, .. } = self.stop_awaiting(at, watch);
+                Ok(Some(mapped)) => Ok(mapped),
+                Err(gone) => Err(gone),
+            };
+            let AwaitedProcess { rank, mut link, connection, said, .. } = self.stop_awaiting(at, watch);
+            let answer = match (mapped, said) {
+                (Ok(mapped), Some((handshake, _))) => {
                     link.close_descriptor();
-                    let joining = self.joining(link, &handshake, fds, Arc::new(connection));
-                    let answer = match joining {
+                    match self.joining(link, (&handshake, mapped), Arc::new(connection)) {
                         Ok(joining) => RejoinAnswer::Met(Box::new(joining)),
                         Err(problem) => RejoinAnswer::Gone(Departure::Died, Some(problem.to_string())),
-                    };
-                    return Some((rank, answer));
+                    }
                 }
-                Ok(Some(_)) => {
-                    RejoinAnswer::Gone(Departure::Died, Some("it claims to be another rank".into()))
-                }
-                Err(Unheard::Leaving(departure)) => RejoinAnswer::Gone(departure, None),
-                Err(Unheard::Gone) => RejoinAnswer::Gone(Departure::Died, None),
-                Err(Unheard::Shortage(error)) => {
-                    self.shortage.record(&error);
-                    continue;
-                }
-                Err(Unheard::Problem(problem)) => RejoinAnswer::Gone(Departure::Died, Some(problem)),
+                (Err((departure, problem)), _) => RejoinAnswer::Gone(departure, problem),
+                (Ok(_), None) => RejoinAnswer::Gone(Departure::Died, None),
             };
-            let rank = self.stop_awaiting(at, watch).rank;
             return Some((rank, answer));
         }
         None
+    }
+
+    /// Returns the mapped segments of an awaited rank. `None` if it has not answered, or if descriptors or memory lack
+    /// here: the answer is kept then.
+    ///
+    /// # Errors
+    /// The rank is gone or refuses; the text has the reason for a refusal.
+    fn mapped_answer(
+        &mut self,
+        at: usize,
+        now: Instant,
+        watch: &Watch,
+    ) -> Result<Option<MappedPeer>, (Departure, Option<String>)> {
+        let gone = |problem| Err((Departure::Died, problem));
+        let Some(AwaitedProcess { rank, incarnation, connection, pidfd, said, .. }) =
+            self.awaited.get_mut(at)
+        else {
+            return Ok(None);
+        };
+        if said.is_none() {
+            // Checked before the packets are read: a dead process sends no further packets.
+            let ended = pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
+            match hear_answer(connection, now) {
+                Ok(None) if ended => return gone(None),
+                Ok(None) => return Ok(None),
+                Ok(Some(answer))
+                    if (answer.0.rank as usize, answer.0.incarnation) == (*rank, *incarnation) =>
+                {
+                    *said = Some(answer);
+                }
+                Ok(Some(_)) => return gone(Some("it claims to be another rank".into())),
+                Err(Unheard::Leaving(departure)) => return Err((departure, None)),
+                Err(Unheard::Gone) => return gone(None),
+                Err(Unheard::Shortage(error)) => {
+                    self.shortage.record_packet(&error, watch, connection.as_fd());
+                    return Ok(None);
+                }
+                Err(Unheard::Problem(problem)) => return gone(Some(problem)),
+            }
+        }
+        let AwaitedProcess { connection, said, .. } = &self.awaited[at];
+        match self.map(connection, said.as_ref()) {
+            Ok(mapped) => Ok(Some(mapped)),
+            Err(Unjoined::Shortage(error)) => {
+                self.shortage.record(&error);
+                Ok(None)
+            }
+            Err(Unjoined::Problem(problem)) => gone(Some(problem)),
+        }
     }
 
     fn stop_awaiting(&mut self, at: usize, watch: &Watch) -> AwaitedProcess {

@@ -178,22 +178,21 @@ pub(super) struct Expected<'a> {
 }
 
 impl PeerSegments {
-    /// Maps and validates the segments of a peer, and its life mark. What only it writes is mapped read-only.
+    /// Maps and validates the segments of a peer, and its life mark. What only it writes is mapped read-only. After a
+    /// shortage this function may be called again, because the descriptors are left.
     pub(super) fn attach(
         expected: &Expected<'_>,
-        mut fds: Vec<ForeignFd>,
+        fds: &[ForeignFd],
     ) -> Result<(Self, Option<PeerLife>), Unjoined> {
         let queue = queue_of(expected.number);
         let (sent, wanted) = (fds.len(), if queue > 0 { 4 } else { 3 });
         if sent != wanted && sent != wanted + 1 {
             return Err(format!("it sent {sent} descriptors instead of {wanted}").into());
         }
-        let life = if sent > wanted { fds.pop().map(PeerLife::attach) } else { None };
-        let life = life.transpose()?.flatten();
-        let mut fds = fds.into_iter();
+        let mut fds = fds.iter().map(copy);
         let mut attach = |kind, number, total| {
             let fd = fds.next().ok_or_else(|| "it sent too few descriptors".to_owned())?;
-            expected.attach(fd, kind, number, total)
+            expected.attach(fd?, kind, number, total)
         };
         let (sizes, number) = (expected.sizes, expected.number);
         let segments = Self {
@@ -206,8 +205,13 @@ impl PeerSegments {
                 queue => Some(attach(SegmentKind::Inbox, queue as u32, sizes.inbox(queue).total)?),
             },
         };
+        let life = fds.next().map(|fd| PeerLife::attach(fd?)).transpose()?.flatten();
         Ok((segments, life))
     }
+}
+
+fn copy(fd: &ForeignFd) -> Result<ForeignFd, ShmError> {
+    fd.try_clone().map_err(|errno| ShmError::system("copying the descriptor of a peer's segment", errno))
 }
 
 impl Expected<'_> {

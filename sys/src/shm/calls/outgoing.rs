@@ -12,7 +12,7 @@ use crate::os::{Departure, ForeignFd, HandoffConnection, ShmError, Watch};
 use crate::shm::address::ProcessAddress;
 use crate::shm::handshake::{CONFIRMED, CallPacket};
 use crate::shm::joining::JoiningProcess;
-use crate::shm::peer::{Unheard, hear_packet};
+use crate::shm::peer::{Unheard, hear_packet, map};
 use crate::shm::segments::{OwnLink, Unjoined};
 
 /// A call is made at most so often, if the callee lives and gives it up each time.
@@ -219,7 +219,8 @@ impl Calls {
             // The callee closes a call that it gives up. If it ends, no process will listen at its address.
             Err(Unheard::Gone) => Some(Err(given_up(call.attempts))),
             Err(Unheard::Shortage(error)) => {
-                let (text, now) = (self.shortage.record(&error), Instant::now());
+                let text = self.shortage.record_packet(&error, watch, connection.as_fd());
+                let now = Instant::now();
                 let (since, _) = call.shortage.get_or_insert((now, String::new()));
                 (since.elapsed() >= limit).then(|| Err(CallOutcome::Refused(text)))
             }
@@ -287,7 +288,8 @@ impl Calls {
         // The callee has got it with the call.
         link.close_descriptor();
         let met = self.verify(&packet, &connection).map_err(Unjoined::from).and_then(|()| {
-            let (ours, said) = ((&*self.world, &self.ours), (&packet.handshake, descriptors));
+            let mapped = map(&self.world, &connection, &packet.handshake, &descriptors)?;
+            let (ours, said) = ((&self.world.config, &self.ours), (&packet.handshake, mapped));
             JoiningProcess::new(ours, link, said, Arc::new(connection))
         });
         match met {

@@ -230,6 +230,7 @@ fn an_answer_is_received_when_there_is_room_for_its_descriptors() {
             assert!(one.next_outcome(&watch).is_none());
         }
         assert!(one.next_shortage().unwrap().contains("ulimit -n"));
+        assert!(!wait_ready(watch.as_fd(), libc::POLLIN, Instant::now()).unwrap(), "the process may sleep");
         drop(taken);
         let outcome = std::iter::repeat_with(|| one.next_outcome(&watch)).flatten().next().unwrap().1;
         assert!(matches!(outcome, CallOutcome::Answered(_)), "{outcome:?}");
@@ -267,6 +268,7 @@ fn a_call_waits_or_is_closed_without_an_answer_while_the_callee_has_no_descripto
         cut.send(&packet.encode(), &one.ours.descriptors(&link), Instant::now()).unwrap();
         two.hear(&watch);
         assert_eq!((cut.has_disconnected(), two.heard()), (false, 0));
+        assert!(!wait_ready(watch.as_fd(), libc::POLLIN, Instant::now()).unwrap(), "the process may sleep");
         let _rest = testing::take_descriptors();
         assert_eq!(two.answer(PeerRef::from_bits(0), call, (1, 0, 0), &watch), Ok(false));
         let report = two.next_shortage().unwrap();

@@ -7,7 +7,8 @@ use crate::config::Config;
 use crate::os::closer::lingering;
 use crate::os::{testing, wait_ready};
 
-const GEOMETRY: Geometry = Geometry { cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
+/// The own segment has more than the addresses that [`testing::take_addresses`] leaves.
+const GEOMETRY: Geometry = Geometry { cells: 4, cell_bytes: 1 << 18, fastbox_slots: 4 };
 /// The largest number of callers.
 const MOST: usize = SIZE as usize + SPARE_CALLERS;
 const SIZE: u32 = 4;
@@ -77,6 +78,89 @@ fn a_restarted_process_waits_while_this_one_has_no_descriptors() {
     assert!(!again.has_disconnected());
     drop(taken);
     assert!(rejoin.admit(1).unwrap().is_ok());
+}
+
+#[test]
+fn a_restarted_process_waits_while_its_segments_cannot_be_mapped() {
+    const NAME: &str =
+        concat!(module_path!(), "::a_restarted_process_waits_while_its_segments_cannot_be_mapped");
+    if !testing::is_child() {
+        return testing::run_again(NAME, || Ok(()));
+    }
+    let ((mut rejoin, name), set) = (rejoin(), watch());
+    let again = call_again(&name);
+    rejoin.open(&set);
+    rejoin.hear(|_| false);
+    rejoin.callers[0].genuine = true;
+    let taken = testing::take_addresses();
+    for _ in 0..2 {
+        let unmapped = rejoin.admit(1).unwrap().err();
+        assert!(matches!(unmapped, Some(Unjoined::Shortage(ShmError::AddressSpaceLimit { .. }))));
+    }
+    assert!(!again.has_disconnected());
+    drop(taken);
+    assert!(rejoin.admit(1).unwrap().is_ok());
+}
+
+#[test]
+fn an_answer_to_a_restarted_process_waits_until_its_segments_can_be_mapped() {
+    const NAME: &str =
+        concat!(module_path!(), "::an_answer_to_a_restarted_process_waits_until_its_segments_can_be_mapped");
+    if !testing::is_child() {
+        return testing::run_again(NAME, || Ok(()));
+    }
+    let (mut restarted, set) = (RejoinListener { listener: None, ..rejoin().0 }, watch());
+    let (theirs, place) = (segments(), HandoffListener::bind().unwrap());
+    let connection = call(&place.name());
+    let survivor = place.accept(Instant::now() + HANDSHAKE_TIME).unwrap();
+    let link = restarted.ours.link(1).unwrap();
+    set.attend(connection.as_fd()).unwrap();
+    restarted.awaited.push(AwaitedProcess {
+        rank: 1,
+        incarnation: 0,
+        link,
+        connection,
+        pidfd: None,
+        said: None,
+    });
+    let link = theirs.link(0).unwrap();
+    shake_hands(&world(1, 0), (&theirs, &link), &survivor, 5, Instant::now()).unwrap();
+    let without_descriptors = testing::take_descriptors();
+    assert!(restarted.next_answer(&set).is_none());
+    assert!(!wait_ready(set.as_fd(), libc::POLLIN, Instant::now()).unwrap(), "the process may sleep");
+    drop(without_descriptors);
+    let without_addresses = testing::take_addresses();
+    for _ in 0..2 {
+        assert!(restarted.next_answer(&set).is_none());
+    }
+    drop(without_addresses);
+    let Some((1, RejoinAnswer::Met(joining))) = restarted.next_answer(&set) else { panic!("it is lost") };
+    assert_eq!((joining.number, joining.agreements), (1, 5));
+}
+
+/// As ranks that start together do.
+#[test]
+fn the_segments_of_a_peer_are_mapped_once_there_is_room() {
+    const NAME: &str = concat!(module_path!(), "::the_segments_of_a_peer_are_mapped_once_there_is_room");
+    if !testing::is_child() {
+        return testing::run_again(NAME, || Ok(()));
+    }
+    let ((mut rejoin, name), set) = (rejoin(), watch());
+    let _again = call_again(&name);
+    rejoin.open(&set);
+    rejoin.hear(|_| false);
+    let Caller { connection, said, .. } = &rejoin.callers[0];
+    let (mut taken, mut failed) = (Some(testing::take_addresses()), 0);
+    let mapped = patiently(Instant::now() + HANDSHAKE_TIME * 60, || {
+        let mapped = rejoin.map(connection, said.as_ref());
+        failed += u32::from(mapped.is_err());
+        if failed == 3 {
+            taken = None;
+        }
+        mapped
+    });
+    assert!(mapped.is_ok());
+    assert_eq!(failed, 3);
 }
 
 fn call(name: &str) -> HandoffConnection {
