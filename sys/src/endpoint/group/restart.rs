@@ -139,7 +139,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::NotRestarted`] if [`Endpoint::restarted`] does not name the rank. [`Error::AgreementUnderWay`].
     /// [`Error::Peer`] if the new process has other settings; it is refused. [`Error::Shm`] if this process lacks
-    /// descriptors: the new process waits for another call. The errors of [`Endpoint::restarted`].
+    /// descriptors or memory: the new process waits for another call. The errors of [`Endpoint::restarted`].
     pub fn readmit(&mut self, rank: usize) -> Result<(), Error> {
         self.check_origin()?;
         if rank >= self.size() {
