@@ -199,6 +199,8 @@ pub enum InjectedFault {
     ForgetEndOfReading,
     /// A process that ends a connection does not say that its buffers are its own again.
     ForgetEnd,
+    /// A process keeps no cells for peers that hold none.
+    KeepNoCells,
     /// A descriptor ends when its transfers have begun.
     EndTransferEarly,
     /// A descriptor with a fence starts before earlier ones have ended.
@@ -215,7 +217,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 100] = [
+    pub const ALL: [InjectedFault; 101] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -310,6 +312,7 @@ impl InjectedFault {
         InjectedFault::KeepCellHeaders,
         InjectedFault::ForgetEndOfReading,
         InjectedFault::ForgetEnd,
+        InjectedFault::KeepNoCells,
         InjectedFault::EndTransferEarly,
         InjectedFault::ForgetQueueFence,
         InjectedFault::KeepMirrored,

@@ -1,7 +1,8 @@
 //! Places that several users share by dynamic threshold: a user may take another place only while it holds fewer
 //! of them than are free (Choudhury and Hahne, *Dynamic queue length thresholds for shared-memory packet
 //! switches*, IEEE/ACM ToN 6(2), 1998). So one user that gives nothing back ends with half of the places, and
-//! two with a third each. Some places are always free for the next user.
+//! two with a third each. If users that come one after the other give nothing back, the last place is taken in the end.
+//! Places are therefore also reserved, or kept for users that hold none.
 //!
 //! The receives of connections ([`posted`](super::posted)), the stored replies ([`replies`](super::replies))
 //! and the cells of the shared-memory port are shared in this way.

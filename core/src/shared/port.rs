@@ -26,6 +26,7 @@ mod wake;
 
 use core::borrow::BorrowMut;
 
+use cells::CellShares;
 use copy_policy::CopyPolicies;
 pub use host::{Host, PortConfig};
 use left_cells::{LeftCells, MOST_LEFT};
@@ -89,8 +90,7 @@ where
     cells: u32,
     /// The number of links.
     linked: usize,
-    /// Whether there are several peers, so that a slow peer must leave cells for the others.
-    shared: bool,
+    shares: CellShares,
     /// Whether the fastbox announces cells: see [`PortConfig::announce`].
     announces: bool,
     queues: ReceiveQueues<'a>,
@@ -150,7 +150,7 @@ where
             write_prefetch: WritePrefetch::default(),
             cells,
             linked,
-            shared: false,
+            shares: CellShares::new(cells),
             announces: false,
             queues: ReceiveQueues::new(inbox),
             counted: false,
@@ -181,7 +181,7 @@ where
 
     /// Sets what depends on the number of links.
     fn follow_links(&mut self) {
-        self.shared = self.linked > 1;
+        self.shares.follow(self.linked, self.links.borrow().len());
         self.announces = self.config.announce && self.linked <= HOT;
         self.defers = self.cells as usize >= DEFER_FROM * (self.linked + 1);
     }

@@ -13,6 +13,7 @@ mod queue;
 mod records;
 mod returned;
 mod ring;
+mod silent;
 mod sleep;
 mod threads;
 

@@ -5,6 +5,8 @@ use core::borrow::BorrowMut;
 use super::wake::wake_reason;
 use super::{Host, Link, PacketPlace, ShmPort, Stores, poll};
 use crate::flow::shares::is_below_threshold;
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::BorrowedRecv;
 use crate::port::{Arrival, PacketPort, PeerFault, PeerId};
 use crate::shared::fastbox::FastboxPacket;
@@ -16,6 +18,42 @@ use crate::wire::{Envelope, Kind};
 /// Bytes from which on cells are used in turn: together they fill the first-level cache anyway, and the lines of a cell
 /// that was used long ago are held by no other core.
 const MUCH: usize = 4096;
+
+/// Of so many cells, one is kept for peers that hold none.
+const KEEP_ONE_OF: u32 = 8;
+
+/// How a pool is shared: by dynamic threshold, and with cells that only peers take which hold none. A peer that takes
+/// nothing, and has been the only one, therefore leaves cells for peers that connect later. With 64 cells any 13 peers
+/// may take nothing, and the next one finds a cell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CellShares {
+    /// The cells that are kept for peers that hold none.
+    kept: u32,
+    /// Whether there are several peers, or places for several. The cells that a peer holds then count against it.
+    among_several: bool,
+}
+
+impl CellShares {
+    pub(super) const fn new(cells: u32) -> Self {
+        Self { kept: cells / KEEP_ONE_OF, among_several: false }
+    }
+
+    /// Sets what depends on the number of links and of places for links, that of this process included.
+    pub(super) const fn follow(&mut self, linked: usize, places: usize) {
+        self.among_several = linked > 1 || places > 2;
+    }
+
+    /// Returns whether a peer that holds `lent` cells may take another, of which `free` are free.
+    #[inline(always)]
+    pub(super) fn may_take(self, lent: u16, free: usize) -> bool {
+        let (held, free) = (if self.among_several { lent.into() } else { 0 }, free as u32);
+        #[cfg(nemesia_injected_fault)]
+        if injected(InjectedFault::KeepNoCells) {
+            return is_below_threshold(held, free);
+        }
+        is_below_threshold(held, free.saturating_sub(self.kept)) || lent == 0 && free > 0
+    }
+}
 
 /// Returns the reuse order of a cell that was filled by this policy with `len` bytes.
 #[inline(always)]
@@ -86,7 +124,7 @@ where
         let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
         let free = self.pool.free();
         let is_collecting = free * 2 <= self.cells as usize;
-        let is_greedy = self.shared && !is_below_threshold(link.traffic.lent.into(), free as u32);
+        let is_greedy = !self.shares.may_take(link.traffic.lent, free);
         let has_room = link.ends.outbound.has_run() && len <= self.pool.cell_bytes();
         if is_collecting || is_greedy || !has_room || !self.announces {
             return None;
@@ -122,27 +160,28 @@ where
     #[inline(always)]
     fn reserve(&mut self, peer: PeerId, len: u64) -> Result<Option<u32>, PeerFault> {
         // Not done for every cell: the receiver has just written the line of the next ring entry.
-        if self.pool.free() * 2 <= self.cells as usize {
+        if self.pool.free() * 2 <= self.cells as usize || !self.may_take(peer) {
             self.collect(peer)?;
         }
-        let Some(lent) = self.link(peer).map(|link| link.traffic.lent.into()) else { return Ok(None) };
         if len > self.pool.cell_bytes() as u64 {
             return Ok(None);
         }
-        // However many peers are slow, the next one finds a free cell.
-        let is_greedy = |it: &Self| it.shared && !is_below_threshold(lent, it.pool.free() as u32);
-        let lacks = |it: &Self| it.pool.free() == 0 || is_greedy(it);
-        if lacks(self) {
+        if !self.may_take(peer) {
             self.collect_all()?;
             // Living peers come before those that this process has left.
-            if lacks(self) && (!self.take_back_left() || lacks(self)) {
+            let finds_room = self.may_take(peer) || self.take_back_left() && self.may_take(peer);
+            if !finds_room {
                 return Ok(self.wait_for_cell(peer));
             }
         }
-        match self.pool.take(peer) {
-            None => Ok(self.wait_for_cell(peer)),
-            cell => Ok(cell),
-        }
+        Ok(self.pool.take(peer))
+    }
+
+    /// Returns whether the peer has a link, and may take another cell.
+    #[inline(always)]
+    fn may_take(&self, peer: PeerId) -> bool {
+        let link = self.links.borrow().get(peer as usize).and_then(Option::as_ref);
+        link.is_some_and(|link| self.shares.may_take(link.traffic.lent, self.pool.free()))
     }
 
     /// Records that no cell was free, so that nothing was sent.

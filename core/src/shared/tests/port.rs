@@ -65,7 +65,7 @@ fn first_fault(port: &mut TestPort<'_>) -> PeerFault {
 
 #[test]
 fn packets_of_both_paths_arrive_in_the_order_sent() {
-    let geometry = WorldShape { peers: 2, cells: 8, cell_bytes: 256, fastbox_slots: 8 };
+    let geometry = WorldShape { peers: 2, cells: 16, cell_bytes: 256, fastbox_slots: 8 };
     for fabric in [Fabric::new(geometry), Fabric::queueing(geometry)] {
         let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
         let sizes = [8, 200, 0, 256, 104, 105, 48, 49, 1];

@@ -16,6 +16,10 @@ use crate::segments::{ConnectionSide, SegmentSizes};
 use crate::tally::Event;
 use crate::violation::{Check, Violation, ensure};
 
+/// Cells of which some remain for the next peer while [`MOST_KEEPERS`] peers return none.
+const MANY_CELLS: usize = 8;
+const MOST_KEEPERS: usize = 3;
+
 /// What a number of a process stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NumberUse {
@@ -131,8 +135,22 @@ impl<'a> CellsNode<'a> {
             desk.note(|| format!("process {} sends {message} of connection {connection}", self.process));
         } else {
             desk.tally.count(Event::CellsFull);
+            let (cells, peers) = (desk.memory.segments.sizes.cells, self.open_links(desk));
+            ensure!(
+                message > 1 || cells < MANY_CELLS || peers > MOST_KEEPERS + 1,
+                "process {}: no cell of {cells} is free for the first message to one of {peers} peers",
+                self.process
+            );
         }
         Ok(())
+    }
+
+    fn open_links(&self, desk: &CellsDesk<'a>) -> usize {
+        let is_open = |it: &&NumberUse| match it {
+            NumberUse::Chosen(side) => state_of(desk, *side) == SideState::Open,
+            _ => false,
+        };
+        self.numbers.iter().filter(is_open).count()
     }
 
     /// Reads the buffer that some peer has offered.

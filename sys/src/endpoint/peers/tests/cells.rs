@@ -99,3 +99,43 @@ fn a_message_whose_cell_was_taken_back_is_never_received() {
     one.close().unwrap();
     two.close().unwrap();
 }
+
+/// The receiver of thousands of messages makes no progress. Another one, with which the sender connects afterwards,
+/// receives messages of all sizes.
+#[test]
+fn a_peer_that_makes_no_progress_holds_no_message_to_another_one_up() {
+    const COUNT: usize = 5000;
+    let bytes: Vec<u8> = (0..100_000).map(|at| at as u8).collect();
+    let (mut silent, mut two, mut three) = (alone(), alone(), alone());
+    let [_, to] = connected(&mut silent, &mut two);
+    // SAFETY: the bytes live longer than the endpoint, and are not changed.
+    let flood = |_| unsafe { two.isend(to, 1, bytes.as_ptr(), 256) }.unwrap();
+    (0..COUNT).map(flood).for_each(|_| ());
+    let [from, other] = connected(&mut three, &mut two);
+    for len in [8, 256, IN_CELL, bytes.len()] {
+        // SAFETY: as above.
+        let request = unsafe { two.isend(other, 2, bytes.as_ptr(), len) }.unwrap();
+        let mut buf = vec![0; len];
+        let receiving = thread::scope(|scope| {
+            let receiver = scope.spawn(|| three.recv(Source::Rank(from), Tag::Exactly(2), &mut buf));
+            two.wait(request).unwrap();
+            receiver.join().unwrap()
+        });
+        assert_eq!(receiving.unwrap().len, len);
+        assert_eq!(buf, bytes[..len]);
+    }
+    // The first one has lost nothing.
+    let receiver = thread::spawn(move || {
+        let mut buf = [0; 256];
+        for _ in 0..COUNT {
+            silent.recv(Source::Any, Tag::Exactly(1), &mut buf).unwrap();
+        }
+        silent.close().unwrap();
+    });
+    while !receiver.is_finished() {
+        two.progress();
+    }
+    receiver.join().unwrap();
+    two.close().unwrap();
+    three.close().unwrap();
+}
