@@ -8,7 +8,7 @@ use crate::bindings::{
     self as fi, fi_atomic_attr, fi_datatype, fi_ioc, fi_msg_atomic, fi_op, fi_ops_atomic, fid_domain, fid_ep,
 };
 use crate::info::{ATOMIC_BYTES, MOST_RUNS};
-use crate::object::{Constant, Errno, call, call_int, object};
+use crate::object::{Constant, Errno, call_int, call_now, object};
 use crate::port::{AtomicAction, AtomicCall, AtomicRuns};
 use crate::state::EndpointObject;
 
@@ -154,7 +154,7 @@ unsafe fn runs_of(
 /// # Safety
 /// The application's promise for a call of this kind.
 unsafe fn start(endpoint: *mut fid_ep, wanted: &Wanted, operands: Ioc, compared: Ioc, results: Ioc) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         let (datatype, action) = action_of(wanted.kind, wanted.datatype, wanted.op)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::bindings::{self as fi, fi_cntr_attr, fi_ops_cntr, fid, fid_cntr, fid_domain};
 use crate::counts::Counts;
-use crate::object::{Constant, Errno, FidOps, call_int, fid_of, lend, object, reclaim};
+use crate::object::{Constant, Errno, FidOps, call_int, call_now, fid_of, lend, object, reclaim};
 use crate::state::{Domain, DomainState, domain_of};
 
 #[repr(C)]
@@ -74,12 +74,12 @@ impl CounterObject {
 
 unsafe extern "C" fn read(counter: *mut fid_cntr) -> u64 {
     let mut value = 0;
-    call_int(|| {
+    call_now(|| {
         // SAFETY: the application's counter.
         let it: &CounterObject = unsafe { object(counter) }?;
         it.progress();
         value = it.counts.succeeded.load(Ordering::Relaxed);
-        Ok(())
+        Ok(0)
     });
     value
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use crate::bindings::{self as fi, fi_msg, fi_ops_msg, fid_ep};
-use crate::object::{Constant, Errno, call, object};
+use crate::object::{Constant, Errno, call_now, object};
 use crate::port::{Kind, Receiving, Runs, Sending};
 use crate::state::EndpointObject;
 use libc::iovec;
@@ -44,7 +44,7 @@ unsafe extern "C" fn receive(
     from: u64,
     context: *mut c_void,
 ) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         let run = iovec { iov_base: buffer, iov_len: len };
@@ -66,7 +66,7 @@ unsafe extern "C" fn receive_list(
     from: u64,
     context: *mut c_void,
 ) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         it.with(|port, around| {
@@ -80,7 +80,7 @@ unsafe extern "C" fn receive_list(
 }
 
 unsafe extern "C" fn receive_message(endpoint: *mut fid_ep, message: *const fi_msg, flags: u64) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         // SAFETY: the application's structure, null or valid.
@@ -108,7 +108,7 @@ unsafe fn send_run(
     (buffer, len): (*const c_void, usize),
     describe: impl FnOnce(u64) -> Sending,
 ) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         it.with(|port, around| {
@@ -211,7 +211,7 @@ unsafe extern "C" fn send_list(
     to: u64,
     context: *mut c_void,
 ) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         it.with(|port, around| {
@@ -225,7 +225,7 @@ unsafe extern "C" fn send_list(
 }
 
 unsafe extern "C" fn send_message(endpoint: *mut fid_ep, message: *const fi_msg, flags: u64) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         // SAFETY: the application's structure, null or valid.

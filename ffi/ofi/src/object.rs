@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use nemesia::internals::os::CancellationOff;
 use nemesia::{Error, PeerError, Refusal};
 
 use crate::bindings::{self, fi_ops, fid};
@@ -75,8 +76,16 @@ impl From<Error> for Errno {
 }
 
 /// Runs the body of a call from C that returns 0 or a number. Errors become negative. A panic must not reach C, and
-/// becomes an error.
+/// becomes an error. The calling thread cannot be cancelled meanwhile.
 pub(crate) fn call(work: impl FnOnce() -> Result<isize, Errno>) -> isize {
+    let _held = CancellationOff::hold();
+    call_now(work)
+}
+
+/// As [`call`], for calls that start an operation, or read a queue without waiting. A thread that is cancelled there
+/// ends the process: the state of cancellation costs as much as a tenth of such a call.
+#[inline]
+pub(crate) fn call_now(work: impl FnOnce() -> Result<isize, Errno>) -> isize {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => value,
         Ok(Err(Errno(number))) => {

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use libc::iovec;
 
 use crate::bindings::{self as fi, fi_msg_rma, fi_ops_rma, fid_ep};
-use crate::object::{Constant, Errno, call, object};
+use crate::object::{Constant, Errno, call_now, object};
 use crate::port::{Accessing, Runs};
 use crate::state::EndpointObject;
 
@@ -68,7 +68,7 @@ unsafe extern "C" fn read(
     let describe =
         |flags| Accessing { is_read: true, of, offset, key, data: None, flags, context, is_silent: false };
     // SAFETY: the same contract.
-    call(|| unsafe { access(endpoint, runs, None, describe) })
+    call_now(|| unsafe { access(endpoint, runs, None, describe) })
 }
 
 unsafe extern "C" fn read_list(
@@ -85,7 +85,7 @@ unsafe extern "C" fn read_list(
     let describe =
         |flags| Accessing { is_read: true, of, offset, key, data: None, flags, context, is_silent: false };
     // SAFETY: the same contract.
-    call(|| unsafe { access(endpoint, Runs { first: list, count }, None, describe) })
+    call_now(|| unsafe { access(endpoint, Runs { first: list, count }, None, describe) })
 }
 
 unsafe extern "C" fn write(
@@ -103,7 +103,7 @@ unsafe extern "C" fn write(
     let describe =
         |flags| Accessing { is_read: false, of, offset, key, data: None, flags, context, is_silent: false };
     // SAFETY: the same contract.
-    call(|| unsafe { access(endpoint, runs, None, describe) })
+    call_now(|| unsafe { access(endpoint, runs, None, describe) })
 }
 
 unsafe extern "C" fn write_list(
@@ -120,7 +120,7 @@ unsafe extern "C" fn write_list(
     let describe =
         |flags| Accessing { is_read: false, of, offset, key, data: None, flags, context, is_silent: false };
     // SAFETY: the same contract.
-    call(|| unsafe { access(endpoint, Runs { first: list, count }, None, describe) })
+    call_now(|| unsafe { access(endpoint, Runs { first: list, count }, None, describe) })
 }
 
 unsafe extern "C" fn inject(
@@ -144,7 +144,7 @@ unsafe extern "C" fn inject(
         is_silent: true,
     };
     // SAFETY: the same contract.
-    call(|| unsafe { access(endpoint, runs, None, describe) })
+    call_now(|| unsafe { access(endpoint, runs, None, describe) })
 }
 
 /// Starts the operation of a structure.
@@ -157,7 +157,7 @@ unsafe fn access_message(
     flags: u64,
     is_read: bool,
 ) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's structure, null or valid.
         let it = unsafe { message.as_ref() }.ok_or(Errno::INVALID)?;
         if flags & !FLAGS != 0 {
@@ -202,7 +202,7 @@ unsafe extern "C" fn write_data(
     let describe =
         |flags| Accessing { is_read: false, of, offset, key, data, flags, context, is_silent: false };
     // SAFETY: the same contract.
-    call(|| unsafe { access(endpoint, runs, None, describe) })
+    call_now(|| unsafe { access(endpoint, runs, None, describe) })
 }
 
 unsafe extern "C" fn inject_data(
@@ -227,5 +227,5 @@ unsafe extern "C" fn inject_data(
         is_silent: true,
     };
     // SAFETY: the same contract.
-    call(|| unsafe { access(endpoint, runs, None, describe) })
+    call_now(|| unsafe { access(endpoint, runs, None, describe) })
 }

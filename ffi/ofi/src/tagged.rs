@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use crate::bindings::{self as fi, fi_msg_tagged, fi_ops_tagged, fid_ep};
-use crate::object::{Constant, Errno, call, object};
+use crate::object::{Constant, Errno, call_now, object};
 use crate::port::{Kind, Receiving, Runs, Sending};
 use crate::state::EndpointObject;
 use libc::iovec;
@@ -46,7 +46,7 @@ unsafe extern "C" fn receive(
     ignore: u64,
     context: *mut c_void,
 ) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         let run = iovec { iov_base: buffer, iov_len: len };
@@ -70,7 +70,7 @@ unsafe extern "C" fn receive_list(
     ignore: u64,
     context: *mut c_void,
 ) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         it.with(|port, around| {
@@ -88,7 +88,7 @@ unsafe extern "C" fn receive_message(
     message: *const fi_msg_tagged,
     flags: u64,
 ) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         // SAFETY: the application's structure, null or valid.
@@ -128,7 +128,7 @@ unsafe fn send_run(
     (buffer, len): (*const c_void, usize),
     describe: impl FnOnce(u64) -> Sending,
 ) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         it.with(|port, around| {
@@ -241,7 +241,7 @@ unsafe extern "C" fn send_list(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         it.with(|port, around| {
@@ -255,7 +255,7 @@ unsafe extern "C" fn send_list(
 }
 
 unsafe extern "C" fn send_message(endpoint: *mut fid_ep, message: *const fi_msg_tagged, flags: u64) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's endpoint.
         let it: &EndpointObject = unsafe { object(endpoint) }?;
         // SAFETY: the application's structure, null or valid.

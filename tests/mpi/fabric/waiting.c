@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <sys/epoll.h>
+#include <sys/syscall.h>
 
 /* Sleeps on the descriptor of the queue until there is something to read. */
 static void sleep_until(struct side *it, struct fi_cq_tagged_entry *entry) {
@@ -106,6 +107,50 @@ static void signalled(void) {
     close_side(&it);
 }
 
+static int waiter; /* the number of the thread that waits */
+
+/* Returns how often that thread has slept. */
+static long sleeps(void) {
+    char name[64], line[128];
+    long count = -1;
+    snprintf(name, sizeof name, "/proc/self/task/%d/status", __atomic_load_n(&waiter, __ATOMIC_ACQUIRE));
+    FILE *file = fopen(name, "r");
+    if (file == NULL) return -1;
+    while (fgets(line, sizeof line, file)) sscanf(line, "voluntary_ctxt_switches: %ld", &count);
+    fclose(file);
+    return count;
+}
+
+static void *cancelled_waiter(void *argument) {
+    struct side *it = argument;
+    struct fi_cq_tagged_entry entry;
+    __atomic_store_n(&waiter, (int)syscall(SYS_gettid), __ATOMIC_RELEASE);
+    RETURNS(fi_cq_sread(it->cq, &entry, 1, NULL, -1), -FI_EAGAIN);
+    __atomic_store_n(&it->me, 1, __ATOMIC_RELEASE);
+    pthread_testcancel();
+    return NULL;
+}
+
+/* A thread that is cancelled while it waits ends when the wait has ended. */
+static void cancelled(void) {
+    struct side it;
+    pthread_t thread;
+    void *end = NULL;
+    memset(&it, 0, sizeof it);
+    const struct options options = {.threading = FI_THREAD_SAFE, .wait = FI_WAIT_UNSPEC};
+    open_domain(&it, &options);
+    open_endpoint(&it, &options);
+    CHECK(pthread_create(&thread, NULL, cancelled_waiter, &it) == 0);
+    const double until = now() + LIMIT;
+    while (__atomic_load_n(&waiter, __ATOMIC_ACQUIRE) == 0 || sleeps() < 3) CHECK(now() < until);
+    CHECK(pthread_cancel(thread) == 0);
+    const long before = sleeps();
+    while (sleeps() < before + 3) CHECK(now() < until);
+    CHECK(signaller(&it) == NULL);
+    CHECK(pthread_join(thread, &end) == 0 && end == PTHREAD_CANCELED);
+    close_side(&it);
+}
+
 enum { THREADS = 4, ROUNDS = 2000 };
 
 struct worker {
@@ -189,8 +234,8 @@ static void delivered(void) {
 }
 
 static const struct test TESTS[] = {
-    {"descriptor", descriptor, 2}, {"blocking", blocking, 2}, {"signalled", signalled, 1}, {"threads", threads, 2},
-    {"delivered", delivered, 2},
+    {"descriptor", descriptor, 2}, {"blocking", blocking, 2}, {"signalled", signalled, 1}, {"cancelled", cancelled, 1},
+    {"threads", threads, 2}, {"delivered", delivered, 2},
 };
 
 int main(int count, char **words) { return run_test(count, words, TESTS, sizeof TESTS / sizeof *TESTS); }

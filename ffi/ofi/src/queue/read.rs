@@ -7,7 +7,7 @@ use super::QueueObject;
 use crate::bindings::{self as fi, fi_cq_err_entry, fi_cq_tagged_entry, fid_cq};
 use crate::entries::Reader;
 use crate::failure::text_of;
-use crate::object::{Errno, call, object};
+use crate::object::{Errno, call, call_now, object};
 use crate::state::DomainState;
 
 /// The longest sleep: another thread's call may have taken the completion that this one waits for.
@@ -126,7 +126,7 @@ pub(super) unsafe extern "C" fn read_from(
     count: usize,
     sources: *mut u64,
 ) -> isize {
-    call(|| {
+    call_now(|| {
         // SAFETY: the application's queue.
         let it: &QueueObject = unsafe { object(queue) }?;
         if to.is_null() && count > 0 {
