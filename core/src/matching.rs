@@ -6,8 +6,8 @@
 //! section 3.5).
 //!
 //! Receives that name source and whole tag are found by hash, at a cost that does not grow with their number.
-//! Receives with a wildcard are in one list, in order. A sequence number decides which of two receives was
-//! posted first.
+//! Receives with a wildcard are in lists, in order; those of a context are in one list. A sequence number decides
+//! which of two receives was posted first.
 //!
 //! A blocking receive need not be posted if no posted receive can match a message that it matches
 //! ([`Posted::is_apart`]; paper 4, section 3.3).
@@ -24,6 +24,8 @@ use crate::wire::Envelope;
 /// The most posted receives, and the most stored messages, with which a blocking receive is compared before it
 /// is posted. The receive repeats the comparison while it polls, so the limit keeps a poll short.
 pub const MOST_COMPARED: usize = 32;
+/// The number of lists of receives with a wildcard.
+const WILD: usize = 4;
 
 /// The source of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +109,12 @@ pub fn hash(source: PeerId, context: u16, tag: u64) -> u32 {
     let key = tag ^ (u64::from(source) << 40) ^ (u64::from(context) << 24);
     let mixed = (key ^ (key >> 32)).wrapping_mul(GOLDEN);
     (mixed >> 32) as u32
+}
+
+/// Returns the number of the list of receives with a wildcard in a context.
+#[inline(always)]
+const fn wild_of(context: u16) -> usize {
+    context as usize % WILD
 }
 
 /// Returns by how many bits a hash exceeds the number of one of `lists` lists.
@@ -197,7 +205,9 @@ impl First<'_> {
 #[derive(Debug)]
 pub struct Posted<B: BorrowMut<[List]>> {
     exact: Buckets<B>,
-    wild: List,
+    /// The receives with a wildcard. Contexts with the same number modulo the number of lists share one: a message is
+    /// not compared with the receives of most other contexts, which an MPI keeps posted beside its own.
+    wild: [List; WILD],
     count: usize,
     next: u64,
 }
@@ -205,7 +215,7 @@ pub struct Posted<B: BorrowMut<[List]>> {
 impl<B: BorrowMut<[List]>> Posted<B> {
     /// Returns a queue without receives.
     pub fn new(buckets: B) -> Self {
-        Self { exact: Buckets::new(buckets), wild: List::new(), count: 0, next: 0 }
+        Self { exact: Buckets::new(buckets), wild: [List::new(); WILD], count: 0, next: 0 }
     }
 
     /// Returns whether no receive is posted.
@@ -225,7 +235,7 @@ impl<B: BorrowMut<[List]>> Posted<B> {
     fn list(&mut self, pattern: &Pattern) -> &mut List {
         match pattern.hash() {
             Some(hash) => self.exact.get_mut(hash),
-            None => &mut self.wild,
+            None => &mut self.wild[wild_of(pattern.context)],
         }
     }
 
@@ -245,12 +255,13 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         Some(reserved)
     }
 
-    /// Returns a receive with source, whole tag and this hash, if it precedes all others that its message
-    /// would match. `None` is possible even so: the caller takes the slow path.
+    /// Returns a receive with source, whole tag, this context and this hash, if it precedes all others that its
+    /// message would match. `None` is possible even so: the caller takes the slow path.
     #[inline(always)]
-    pub fn first(&mut self, hash: u32, index: u32) -> Option<First<'_>> {
+    pub fn first(&mut self, context: u16, hash: u32, index: u32) -> Option<First<'_>> {
         let list = self.exact.get_mut(hash);
-        (self.wild.is_empty() && list.head == index).then_some(First { list, count: &mut self.count })
+        let is_first = self.wild[wild_of(context)].is_empty() && list.head == index;
+        is_first.then_some(First { list, count: &mut self.count })
     }
 
     /// Removes a receive.
@@ -277,14 +288,15 @@ impl<B: BorrowMut<[List]>> Posted<B> {
             |request: &T| request.posted().is_some_and(|(pattern, _)| pattern.matches(from, envelope));
         let hash = hash(from, envelope.context, envelope.tag);
         let exact = requests.find(self.exact.get(hash), matches);
-        let wild = if self.wild.is_empty() { None } else { requests.find(&self.wild, matches) };
+        let list = &mut self.wild[wild_of(envelope.context)];
+        let wild = if list.is_empty() { None } else { requests.find(list, matches) };
         #[cfg(nemesia_injected_fault)]
         let wild = wild.filter(|_| exact.is_none() || !injected(InjectedFault::PreferExact));
         let number = |index: u32| requests.get(index).posted().map_or(u64::MAX, |(_, number)| number);
         let (index, list) = match (exact, wild) {
-            (Some(exact), Some(wild)) if number(wild) < number(exact) => (wild, &mut self.wild),
+            (Some(exact), Some(wild)) if number(wild) < number(exact) => (wild, list),
             (Some(exact), _) => (exact, self.exact.get_mut(hash)),
-            (None, Some(wild)) => (wild, &mut self.wild),
+            (None, Some(wild)) => (wild, list),
             (None, None) => return None,
         };
         self.count -= 1;
@@ -302,6 +314,7 @@ impl<B: BorrowMut<[List]>> Posted<B> {
     }
 
     /// Returns the first receive that a message matches and that satisfies the test. It stays in the queue.
+    #[inline(always)]
     pub fn find<T, S>(
         &self,
         requests: &Slab<T, S>,
@@ -316,7 +329,8 @@ impl<B: BorrowMut<[List]>> Posted<B> {
             request.posted().is_some_and(|(pattern, _)| pattern.matches(from, envelope)) && test(request)
         };
         let hash = hash(from, envelope.context, envelope.tag);
-        let found = [self.exact.get(hash), &self.wild].map(|list| requests.find(list, &matches));
+        let lists = [self.exact.get(hash), &self.wild[wild_of(envelope.context)]];
+        let found = lists.map(|list| requests.find(list, &matches));
         let number = |index: &u32| requests.get(*index).posted().map_or(u64::MAX, |(_, number)| number);
         found.into_iter().flatten().min_by_key(number)
     }
@@ -340,7 +354,7 @@ impl<B: BorrowMut<[List]>> Posted<B> {
             compared += 1;
             compared > MOST_COMPARED || request.posted().is_some_and(|(posted, _)| posted.overlaps(pattern))
         };
-        if requests.find(&self.wild, &mut stops).is_some() {
+        if self.wild.iter().any(|list| requests.find(list, &mut stops).is_some()) {
             return false;
         }
         if let Some(hash) = pattern.hash() {
@@ -365,7 +379,8 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         S: BorrowMut<[Slot<T>]>,
     {
         let mut steps = 0;
-        for list in [self.exact.get(hash(from, envelope.context, envelope.tag)), &self.wild] {
+        let exact = self.exact.get(hash(from, envelope.context, envelope.tag));
+        for list in [exact, &self.wild[wild_of(envelope.context)]] {
             requests.find(list, |request| {
                 steps += 1;
                 request.posted().is_some_and(|(pattern, _)| pattern.matches(from, envelope))
@@ -385,7 +400,7 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         T: Posting,
         S: BorrowMut<[Slot<T>]>,
     {
-        let mut lists = core::iter::once(core::mem::take(&mut self.wild));
+        let mut lists = core::mem::replace(&mut self.wild, [List::new(); WILD]).into_iter();
         let mut at = 0..;
         while let Some(mut list) = lists.next().or_else(|| self.exact.take(at.next()?)) {
             let mut kept = List::new();

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::vec;
 use std::vec::Vec;
 
-use super::{MOST_COMPARED, Pattern, Posted, Posting, Source, hash};
+use super::{MOST_COMPARED, Pattern, Posted, Posting, Source, WILD, hash, wild_of};
 use crate::shared::tests::Rng;
 use crate::slab::{List, Slab, Slot};
 use crate::wire::{Envelope, Kind};
@@ -36,6 +36,9 @@ impl Posting for PostedReceive {
 const fn exact(source: u32, context: u16, tag: u64) -> Pattern {
     Pattern { source: Source::Rank(source), context, tag, ignore: 0 }
 }
+
+/// Contexts of different lists of receives with a wildcard, and of the same one.
+const CONTEXTS: [u16; 3] = [0, 1, WILD as u16];
 
 const fn envelope(context: u16, tag: u64) -> Envelope {
     Envelope { kind: Kind::Eager, context, tag, total: 0 }
@@ -132,7 +135,19 @@ fn a_wildcard_does_not_search_exact_receives() {
     }
 }
 
-/// Wildcard receives are in one list, and cost as many comparisons as documented.
+/// A message is not compared with the wildcard receives of a neighbouring context.
+#[test]
+fn a_wildcard_of_another_context_is_not_compared() {
+    let mut queue = PostedQueue::new(8);
+    let any = |context| Pattern { source: Source::Any, context, tag: 0, ignore: u64::MAX };
+    (0..4).for_each(|_| _ = queue.post(any(1)));
+    let wanted = queue.post(any(0));
+    queue.looks();
+    assert_eq!(queue.take(1, &envelope(0, 5)), Some(wanted));
+    assert_eq!(queue.looks(), 1);
+}
+
+/// Wildcard receives of a context are in one list, and cost as many comparisons as documented.
 #[test]
 fn wildcards_are_compared_in_order() {
     for queued in [1, 1_000] {
@@ -150,7 +165,7 @@ fn wildcards_are_compared_in_order() {
 fn small_patterns() -> Vec<Pattern> {
     let mut all = vec![];
     for source in [Source::Any, Source::Rank(0), Source::Rank(1)] {
-        for context in 0..2 {
+        for context in CONTEXTS {
             for tag in 0..4 {
                 let masks = [0, 1, 2, 3, u64::MAX];
                 all.extend(masks.map(|ignore| Pattern { source, context, tag, ignore }));
@@ -169,7 +184,9 @@ fn patterns_overlap_exactly_if_a_message_matches_both() {
                 one.matches(source, envelope) && other.matches(source, envelope)
             };
             let mut messages = (0..2).flat_map(|source| {
-                (0..2).flat_map(move |context| (0..4).map(move |tag| (source, envelope(context, tag))))
+                CONTEXTS
+                    .into_iter()
+                    .flat_map(move |context| (0..4).map(move |tag| (source, envelope(context, tag))))
             });
             assert_eq!(
                 one.overlaps(other),
@@ -265,7 +282,11 @@ impl MatchingTwin {
     /// Returns how many receives are compared with a message, one after the other in two lists.
     fn steps(&self, from: u32, envelope: &Envelope) -> usize {
         let of = |is_exact: bool| {
-            let list = self.model.iter().filter(|(pattern, ..)| pattern.hash().is_some() == is_exact);
+            let shares = |context| is_exact || wild_of(context) == wild_of(envelope.context);
+            let list = self
+                .model
+                .iter()
+                .filter(|(pattern, ..)| pattern.hash().is_some() == is_exact && shares(pattern.context));
             let before = list.clone().take_while(|(pattern, ..)| !pattern.matches(from, envelope)).count();
             (before + 1).min(list.count())
         };
@@ -278,8 +299,9 @@ impl MatchingTwin {
         let at = rng.below(model.len());
         let (pattern, _, index) = model[at];
         let Pattern { source: Source::Rank(rank), context, tag, ignore: 0 } = pattern else { return };
-        let has_wild = model.iter().any(|(pattern, ..)| pattern.hash().is_none());
-        let taken = posted.first(hash(rank, context, tag), index).map(|first| first.take(slots));
+        let is_wild = |other: &Pattern| other.hash().is_none() && wild_of(other.context) == wild_of(context);
+        let has_wild = model.iter().any(|(other, ..)| is_wild(other));
+        let taken = posted.first(context, hash(rank, context, tag), index).map(|first| first.take(slots));
         if taken.is_some() {
             assert!(!has_wild && model.iter().position(|it| it.0 == pattern) == Some(at));
             slots.remove(index);
@@ -291,7 +313,7 @@ impl MatchingTwin {
 
     fn apply(&mut self, op: PostedOp, rng: &mut Rng) {
         let pattern = self.patterns[rng.below(self.patterns.len())];
-        let (from, message) = (rng.below(3) as u32, envelope(rng.below(2) as u16, rng.below(4) as u64));
+        let (from, message) = (rng.below(3) as u32, envelope(rng.pick(&CONTEXTS), rng.below(4) as u64));
         let place = self.place(from, &message);
         let Self { queue, model, has_one_list, .. } = self;
         let PostedQueue { slots, posted } = queue;

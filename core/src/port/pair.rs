@@ -297,6 +297,11 @@ impl<L: ShortPath, R: ShortPath, T: Borrow<[Route]>> ShortPath for Pair<L, R, T>
     }
 
     #[inline(always)]
+    fn send_immediate(&mut self, peer: PeerId, context: u16, words: [u64; 2], bytes: &[u8]) -> Option<bool> {
+        self.local.send_immediate(peer, context, words, bytes)
+    }
+
+    #[inline(always)]
     fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
         self.local.send_copy(peer, context, tag, bytes)
     }
@@ -343,6 +348,14 @@ impl<L: ShortPath, R: ShortPath, T: Borrow<[Route]>> ShortPath for Pair<L, R, T>
     }
 
     #[inline(always)]
+    fn take_into<'b>(
+        &mut self,
+        place: impl FnOnce(PeerId, &Envelope) -> Option<&'b mut [u8]>,
+    ) -> Option<(PeerId, Envelope, Option<u64>)> {
+        self.local.take_into(place).inspect(|_| self.is_remote_recent = false)
+    }
+
+    #[inline(always)]
     fn settle_take(&mut self, peer: PeerId) {
         self.local.settle_take(peer);
     }
@@ -355,6 +368,11 @@ impl<L: ShortPath, R: ShortPath, T: Borrow<[Route]>> ShortPath for Pair<L, R, T>
     #[inline(always)]
     fn expects_next(&self) -> bool {
         !self.is_remote_recent && self.local.expects_next()
+    }
+
+    #[inline(always)]
+    fn is_quiet(&mut self) -> bool {
+        !self.is_remote_recent && self.local.is_quiet()
     }
 
     #[inline(always)]

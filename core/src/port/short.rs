@@ -26,6 +26,20 @@ pub trait ShortPath: PacketPort {
         None
     }
 
+    /// As [`ShortPath::send_short`], for a message with immediate data, which count as 8 of its bytes. The caller uses
+    /// [`ShortPath::send_prefixed`] if nothing was sent.
+    #[inline(always)]
+    fn send_immediate(
+        &mut self,
+        peer: PeerId,
+        context: u16,
+        [tag, immediate]: [u64; 2],
+        bytes: &[u8],
+    ) -> Option<bool> {
+        let _ = (peer, context, tag, immediate, bytes);
+        None
+    }
+
     /// As [`ShortPath::send_short`], for a whole message of any length that fits into a packet, if the
     /// message only needs to be copied.
     #[inline(always)]
@@ -43,7 +57,7 @@ pub trait ShortPath: PacketPort {
         false
     }
 
-    /// Does the rare work after [`ShortPath::send_short`] and [`ShortPath::send_copy`].
+    /// Does the rare work after the calls that return whether it is necessary.
     fn settle_send(&mut self, peer: PeerId) {
         let _ = peer;
     }
@@ -88,6 +102,18 @@ pub trait ShortPath: PacketPort {
         None
     }
 
+    /// As [`ShortPath::take`], for a whole message that need not be short, with immediate data or without, whose
+    /// buffer is found only now: `place` returns the memory for it. A message of which not all bytes fit is not taken.
+    /// Returns the sender, the envelope of the packet, and the immediate data.
+    #[inline(always)]
+    fn take_into<'b>(
+        &mut self,
+        place: impl FnOnce(PeerId, &Envelope) -> Option<&'b mut [u8]>,
+    ) -> Option<(PeerId, Envelope, Option<u64>)> {
+        let _ = place;
+        None
+    }
+
     /// Does the rare work after [`ShortPath::take_short`].
     fn settle_take(&mut self, peer: PeerId) {
         let _ = peer;
@@ -102,6 +128,12 @@ pub trait ShortPath: PacketPort {
     /// Returns whether packets are expected where [`ShortPath::has_next`] looks. If not, a waiting caller makes whole
     /// polls only.
     fn expects_next(&self) -> bool {
+        false
+    }
+
+    /// Returns whether a poll would find nothing where most packets arrive, and has no other work. A caller that polls
+    /// without a pause may then leave out most polls, but not all: packets may wait elsewhere.
+    fn is_quiet(&mut self) -> bool {
         false
     }
 

@@ -11,6 +11,7 @@
 //! The first stamp of a packet publishes it and is stored last ([`Edge::FastboxPublish`]). The position releases the
 //! slots ([`Edge::FastboxAck`]).
 
+mod immediate;
 mod inbound;
 mod payload;
 mod place;

@@ -17,6 +17,8 @@ use super::rendezvous::FIN_BYTES;
 
 /// Most bytes of a prefix.
 pub const MOST_PREFIX_BYTES: usize = 16;
+/// Bytes of a prefix that is immediate data only.
+pub const IMMEDIATE_BYTES: usize = EagerPrefix::bytes_of(Kind::EagerImmediate);
 
 /// The content of a prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -65,6 +65,12 @@ impl Reader {
         Self { queue, to, sources, entry_bytes, room, taken: 0 }
     }
 
+    /// Returns the number of further entries.
+    #[inline]
+    pub(crate) const fn room(&self) -> usize {
+        self.room - self.taken
+    }
+
     /// Writes an entry. `false`: there is no room, or the application must ask for its error.
     #[inline(always)]
     pub(crate) fn take(&mut self, entry: &Entry) -> bool {

@@ -88,10 +88,12 @@ pub(crate) fn call(work: impl FnOnce() -> Result<isize, Errno>) -> isize {
 pub(crate) fn call_now(work: impl FnOnce() -> Result<isize, Errno>) -> isize {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => value,
-        Ok(Err(Errno(number))) => {
-            // A reason that no caller has taken is not that of a later error.
-            note::take();
-            -(number as isize)
+        Ok(Err(errno)) => {
+            // A reason that no caller has taken is not that of a later error. This one has none.
+            if errno != Errno::AGAIN {
+                note::take();
+            }
+            -(errno.0 as isize)
         }
         Err(_) => -(bindings::FI_EOTHER as isize),
     }

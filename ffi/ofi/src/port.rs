@@ -30,7 +30,7 @@ use crate::object::Errno;
 use crate::table::Table;
 use crate::vector::AddressVector;
 pub(crate) use atomic::{AtomicAction, AtomicCall, AtomicRuns};
-pub(crate) use collect::Batch;
+pub(crate) use collect::{BATCH, Batch};
 use inject::leaves_now;
 use kept::Kept;
 pub(crate) use one_sided::{Accessing, ExposedMemory};
@@ -103,6 +103,15 @@ pub(crate) struct Sending {
     pub(crate) is_silent: bool,
 }
 
+impl Sending {
+    /// Returns the send without FI_DELIVERY_COMPLETE if a message that has left is delivered: a receive need not have
+    /// matched it (that would be FI_MATCH_COMPLETE; `fi_cq`(3)). MPICH requests this flag for all messages.
+    #[inline]
+    fn needed(&self, is_delivered: bool) -> Self {
+        Self { flags: if is_delivered { self.flags & !DELIVERED } else { self.flags }, ..*self }
+    }
+}
+
 /// A receive, as the application describes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receiving {
@@ -146,6 +155,11 @@ impl Around<'_> {
         }
         queue.entries.push_back(*entry);
     }
+
+    /// Returns the number of completions for which the call that reads has room, or another call may take.
+    fn room(&self) -> usize {
+        self.reader.as_ref().map_or(BATCH, |reader| reader.room())
+    }
 }
 
 /// The endpoint behind one of libfabric.
@@ -169,6 +183,8 @@ pub(crate) struct Port {
     inbox: Arc<Inbox>,
     /// The last look has found completions.
     has_taken: bool,
+    /// The reads since the last one that made progress: see `collect.rs`.
+    left_out: u32,
     /// A peer has written with data.
     has_written: bool,
     /// The writes that were executed, and whose data could not leave yet.
@@ -221,6 +237,7 @@ impl Port {
             claimed: Vec::new(),
             inbox,
             has_taken: false,
+            left_out: 0,
             has_written: false,
             unsent: VecDeque::new(),
             least_multi: 1,
@@ -277,16 +294,17 @@ impl Port {
         }
     }
 
-    /// Returns the endpoint's number for an address of the vector.
+    /// Returns the endpoint's number for an address of the vector, and whether every message that has left for it is
+    /// delivered: it lies in memory of the receiver, which need not have matched it.
     #[inline]
-    fn rank_of(&mut self, number: u64, around: &mut Around<'_>) -> Result<usize, Errno> {
+    fn rank_of(&mut self, number: u64, around: &mut Around<'_>) -> Result<(usize, bool), Errno> {
         let known = usize::try_from(number).ok().and_then(|at| self.destinations.get(at));
         if let Some(Destination::Peer(peer)) = known
-            && let Some(rank) = self.endpoint.connected_rank(*peer)
+            && let Some(reached) = self.endpoint.connected_rank(*peer)
         {
-            return Ok(rank);
+            return Ok(reached);
         }
-        self.rank_of_other(number, around)
+        Ok((self.rank_of_other(number, around)?, false))
     }
 
     /// As [`Port::rank_of`], for a peer that is not connected.
@@ -343,8 +361,14 @@ impl Port {
         if it.flags & INJECT != 0 && len > info::INJECT_BYTES {
             return Err(Errno::INVALID);
         }
-        let rank = self.rank_of(it.to, around)?;
-        let it = &self.needed(it);
+        let (rank, is_delivered) = self.rank_of(it.to, around)?;
+        let needed;
+        let it = if is_delivered && it.flags & DELIVERED != 0 {
+            needed = it.needed(is_delivered);
+            &needed
+        } else {
+            it
+        };
         let bytes: &[u8] = if len == 0 {
             &[]
         } else {
@@ -360,18 +384,6 @@ impl Port {
         }
         let operation = self.sending(it);
         self.start_send(rank, (base, len), it, operation)
-    }
-
-    /// Returns the send without FI_DELIVERY_COMPLETE where every message that has left is delivered: it lies in memory
-    /// of the receiver, which need not have matched it (that would be FI_MATCH_COMPLETE; `fi_cq`(3)). MPICH requests
-    /// this flag for all messages.
-    #[inline]
-    fn needed(&self, it: &Sending) -> Sending {
-        let is_delivered = it.flags & DELIVERED != 0
-            && usize::try_from(it.to).ok().and_then(|at| self.destinations.get(at)).is_some_and(
-                |known| matches!(known, Destination::Peer(peer) if self.endpoint.shares_memory(*peer)),
-            );
-        Sending { flags: if is_delivered { it.flags & !DELIVERED } else { it.flags }, ..*it }
     }
 
     /// Starts a send of several runs. The list is copied.
@@ -401,8 +413,8 @@ impl Port {
         if !self.is_enabled {
             return Err(Errno::BAD_STATE);
         }
-        let rank = self.rank_of(it.to, around)?;
-        let it = &self.needed(it);
+        let (rank, is_delivered) = self.rank_of(it.to, around)?;
+        let it = &it.needed(is_delivered);
         let mut operation = self.sending(it);
         operation.keep_list(list);
         self.start_send(rank, (std::ptr::null(), 0), it, operation)

@@ -145,6 +145,30 @@ impl Endpoint {
         count
     }
 
+    /// Takes the next completion if it is that of a posted receive, and the message of this receive is the next packet:
+    /// the critical path. Returns the number of the receive and its status. `None` has no other meaning, not even that
+    /// no completion is in the queue: [`Endpoint::completions`] takes it.
+    #[inline]
+    pub fn next_completion(&mut self) -> Option<(u64, Status)> {
+        if self.is_forked() {
+            return None;
+        }
+        let (context, done) = self.engine.complete_next()?;
+        self.call_succeeded();
+        // A caller that always finds completions makes progress now and then all the same.
+        if self.is_progress_due() {
+            self.advance();
+        }
+        Some((context, status(done)))
+    }
+
+    /// Returns whether [`Endpoint::completions`] would most probably find nothing: a caller that polls without a pause
+    /// may leave out most of its calls then, but not all.
+    #[inline]
+    pub fn is_quiet(&mut self) -> bool {
+        !self.is_forked() && self.engine.is_quiet()
+    }
+
     /// Returns whether no receive is posted, so that a message that comes now is unexpected.
     #[inline]
     pub const fn awaits_no_message(&self) -> bool {

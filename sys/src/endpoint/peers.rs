@@ -177,19 +177,14 @@ impl Endpoint {
         }
     }
 
-    /// As [`Endpoint::rank_of`], for a peer with which this process is connected; `None` in all other cases.
+    /// As [`Endpoint::rank_of`], for a peer with which this process is connected; `None` in all other cases. Also
+    /// returns whether the peer is reached through shared memory: messages to it then lie at once where neither a
+    /// failure of this process nor one of a network can take them from it.
     #[inline]
-    pub fn connected_rank(&self, peer: PeerRef) -> Option<usize> {
+    pub fn connected_rank(&self, peer: PeerRef) -> Option<(usize, bool)> {
         let peers = self.peers.as_ref().filter(|_| !self.is_forked())?;
-        peers.connected_rank(peer).map(|rank| rank as usize)
-    }
-
-    /// Returns whether messages to a connected peer lie at once in memory that it shares, where neither a failure of
-    /// this process nor one of a network can take them from it: it is reached through shared memory.
-    #[inline]
-    pub fn shares_memory(&self, peer: PeerRef) -> bool {
-        let rank = self.connected_rank(peer).and_then(|rank| u32::try_from(rank).ok());
-        rank.is_some_and(|rank| self.engine.port().route(rank) == Route::Local)
+        let rank = peers.connected_rank(peer)?;
+        Some((rank as usize, self.engine.port().route(rank) == Route::Local))
     }
 
     /// Returns the peer that other calls name by this number: for instance the sender of a message. `None` if no peer

@@ -132,6 +132,8 @@ fn try_everything(endpoint: &mut Endpoint, key: &RemoteKey, own: nemesia::Region
     })?;
     let now = (endpoint.recv_now(any.0, any.1, &mut [0; 8]), endpoint.recv_soon(any.0, any.1, &mut [0; 8]));
     ensure(now == (None, None), || format!("received {now:?}"))?;
+    let next = (endpoint.next_completion(), endpoint.is_quiet());
+    ensure(next == (None, false), || format!("completed {next:?}"))?;
     dead("iprobe", endpoint.iprobe(any.0, any.1))?;
     dead("probe", endpoint.probe(any.0, any.1))?;
     dead("mprobe", endpoint.mprobe(any.0, any.1))?;

@@ -242,6 +242,8 @@ impl<P: WorldPort> CollectWorld<P> {
     /// Takes completions, and compares them with the model.
     fn take(&mut self, rank: u32, most: usize) -> Result<usize, Violation> {
         let taken = self.world.take_completions(rank, most);
+        // A receive may have taken its message in this call.
+        self.hear(rank)?;
         for done in &taken {
             self.note(|| format!("rank {rank} takes {done:?}"));
             if done.context >= SENDS { self.check_send(rank, done)? } else { self.check_receive(rank, done)? }

@@ -13,7 +13,7 @@ use nemesia_core::port::{
 };
 use nemesia_core::shared::fastbox::SHORT_BYTES;
 use nemesia_core::store::cost;
-use nemesia_core::wire::prefix::{MOST_PREFIX_BYTES, PrefixWords};
+use nemesia_core::wire::prefix::{EagerPrefix, MOST_PREFIX_BYTES, PrefixWords};
 use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::{Envelope, Kind};
 
@@ -212,6 +212,18 @@ impl ShortPath for SimPort {
         self.send_bytes(peer, &envelope, bytes).unwrap_or(false).then_some(false)
     }
 
+    fn send_immediate(
+        &mut self,
+        peer: PeerId,
+        context: u16,
+        [tag, immediate]: [u64; 2],
+        bytes: &[u8],
+    ) -> Option<bool> {
+        let packet = [&immediate.to_le_bytes(), bytes].concat();
+        let envelope = Envelope { kind: Kind::EagerImmediate, context, tag, total: packet.len() as u64 };
+        self.send_bytes(peer, &envelope, &packet).unwrap_or(false).then_some(false)
+    }
+
     fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
         let long = bytes.len() > SHORT_BYTES;
@@ -296,6 +308,26 @@ impl ShortPath for SimPort {
         fabric.read(self.rank, peer, due.path, 0, to);
         fabric.release(self.rank, &due);
         Some((peer, envelope.tag, len, false))
+    }
+
+    fn take_into<'b>(
+        &mut self,
+        place: impl FnOnce(PeerId, &Envelope) -> Option<&'b mut [u8]>,
+    ) -> Option<(PeerId, Envelope, Option<u64>)> {
+        let mut fabric = self.fabric.borrow_mut();
+        let due = fabric.poll(self.rank)?;
+        let Taken { peer, envelope, len, .. } = due.taken;
+        if due.path != Path::Short || !matches!(envelope.kind, Kind::Eager | Kind::EagerImmediate) {
+            return None;
+        }
+        let skip = EagerPrefix::bytes_of(envelope.kind);
+        let to = place(peer, &envelope)?.get_mut(..len.checked_sub(skip)?)?;
+        let mut head = [0; MOST_PREFIX_BYTES];
+        fabric.read(self.rank, peer, due.path, 0, &mut head[..skip]);
+        fabric.read(self.rank, peer, due.path, skip, to);
+        fabric.release(self.rank, &due);
+        let prefix = EagerPrefix::decode(envelope.kind, &head[..skip])?;
+        Some((peer, envelope, prefix.immediate))
     }
 }
 

@@ -16,7 +16,7 @@ use nemesia_core::port::{
     PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath, Stores,
 };
 use nemesia_core::shared::port::PacketPlace;
-use nemesia_core::wire::prefix::PrefixWords;
+use nemesia_core::wire::prefix::{IMMEDIATE_BYTES, PrefixWords};
 use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::{Envelope, Kind};
 
@@ -243,6 +243,18 @@ impl ShortPath for SharedPort<'_> {
         self.sends(peer, &envelope, false, |port| port.send_short(peer, context, tag, bytes))
     }
 
+    fn send_immediate(
+        &mut self,
+        peer: PeerId,
+        context: u16,
+        [tag, immediate]: [u64; 2],
+        bytes: &[u8],
+    ) -> Option<bool> {
+        let total = (IMMEDIATE_BYTES + bytes.len()) as u64;
+        let envelope = Envelope { kind: Kind::EagerImmediate, context, tag, total };
+        self.sends(peer, &envelope, false, |port| port.send_immediate(peer, context, [tag, immediate], bytes))
+    }
+
     fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
         let envelope = Envelope { kind: Kind::Eager, context, tag, total: bytes.len() as u64 };
         let sent = self.sends(peer, &envelope, false, |port| port.send_copy(peer, context, tag, bytes));
@@ -301,6 +313,22 @@ impl ShortPath for SharedPort<'_> {
         let (peer, tag, len, unsettled) = self.port.take_short(from, context, wanted, to)?;
         self.takes(peer, Envelope { kind: Kind::Eager, context, tag, total: len as u64 }, len, &[]);
         Some((peer, tag, len, unsettled))
+    }
+
+    fn take_into<'b>(
+        &mut self,
+        place: impl FnOnce(PeerId, &Envelope) -> Option<&'b mut [u8]>,
+    ) -> Option<(PeerId, Envelope, Option<u64>)> {
+        if !self.may_act() {
+            return None;
+        }
+        let (peer, envelope, immediate) = self.port.take_into(place)?;
+        self.takes(peer, envelope, envelope.total as usize, &[]);
+        Some((peer, envelope, immediate))
+    }
+
+    fn is_quiet(&mut self) -> bool {
+        self.port.is_quiet()
     }
 
     fn settle_take(&mut self, peer: PeerId) {

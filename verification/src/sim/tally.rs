@@ -80,10 +80,12 @@ pub(crate) enum Event {
     NoSlot,
     /// A message had to wait for credit.
     Held,
-    /// A message was placed into a buffer for many; such a buffer was used up; a message waited for a slot.
+    /// A message was placed into a buffer for many; such a buffer was used up; a message waited for a slot; a receive
+    /// of the completion queue took its message at once.
     MultiPlaced,
     MultiEnd,
     Starved,
+    CompletedNext,
     /// Shared memory: a packet was sent; a message was copied at once; a packet was found in a fastbox, in a cell by
     /// the queue or a scan, and in a cell by the fastbox; one with a prefix was taken at once; one was a part of a
     /// stream.
@@ -204,7 +206,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 143] = [
+const EVENTS: [(Event, &str); 144] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -262,6 +264,7 @@ const EVENTS: [(Event, &str); 143] = [
     (Event::MultiPlaced, "in buffers for many"),
     (Event::MultiEnd, "used up"),
     (Event::Starved, "starved"),
+    (Event::CompletedNext, "completed at once"),
     (Event::SharedPacket, "shared memory: packets"),
     (Event::SharedCopied, "copied at once"),
     (Event::SharedFastbox, "in fastboxes"),

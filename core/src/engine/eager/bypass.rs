@@ -143,7 +143,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return Some(status);
         };
         let (Some(hash), Source::Rank(rank)) = (pattern.hash(), pattern.source) else { return None };
-        let first = self.posted.first(hash, id.index)?;
+        let first = self.posted.first(pattern.context, hash, id.index)?;
         let wanted = pattern.tag;
         if let Some(into) = buf.whole(0, usize::MAX)
             && let Some((peer, tag, len, unsettled)) =
@@ -171,7 +171,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         else {
             return None;
         };
-        let first = self.posted.first(pattern.hash()?, id.index)?;
+        let first = self.posted.first(pattern.context, pattern.hash()?, id.index)?;
         let (rank, len) = take_named(&mut self.port, pattern, buf)?;
         first.take(&mut self.requests);
         self.requests.remove(id.index);

@@ -74,8 +74,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let now = match synchronous {
             true => self.send_synchronous_now(to, context, tag, (&message.buf, immediate)),
             false => {
-                let sent =
-                    immediate.is_some_and(|it| self.send_immediate_now(to, context, tag, (&message.buf, it)));
+                let body = message.buf.whole(0, message.buf.len());
+                let sent = body
+                    .zip(immediate)
+                    .is_some_and(|(body, it)| self.send_immediate_now(to, context, (tag, it), body));
                 sent.then_some(RequestId::SENT)
             }
         };

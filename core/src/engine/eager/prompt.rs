@@ -9,7 +9,7 @@ use core::borrow::{Borrow, BorrowMut};
 use super::Bypass;
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::State;
-use crate::engine::{Engine, RequestId, Status, Storage};
+use crate::engine::{Engine, Request, RequestId, Status, Storage};
 use crate::matching::Pattern;
 use crate::payload::{BorrowedRecv, RecvBuf, SendBuf};
 use crate::port::{PeerFault, PeerId, Port};
@@ -68,16 +68,23 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Sends a message with immediate data if it can leave at once; see [`Engine::send_now`]. Returns `false` if
     /// nothing was sent.
+    #[inline(always)]
+    pub fn send_immediate_now(&mut self, to: PeerId, context: u16, words: (u64, u64), body: &[u8]) -> bool {
+        self.send_short_immediate(to as usize, context, words, body)
+            || self.send_immediate_any(to, context, words, body)
+    }
+
+    /// As [`Engine::send_immediate_now`], for a message that need not be short.
     #[inline(never)]
-    pub fn send_immediate_now(
+    fn send_immediate_any(
         &mut self,
         to: PeerId,
         context: u16,
-        tag: u64,
-        (buf, immediate): (&SendBuf, u64),
+        (tag, immediate): (u64, u64),
+        body: &[u8],
     ) -> bool {
         let prefix = EagerPrefix { sender: None, immediate: Some(immediate) };
-        buf.whole(0, buf.len()).is_some_and(|body| self.send_prompt(to, (context, tag), prefix, body))
+        self.send_prompt(to, (context, tag), prefix, body)
     }
 
     /// Starts a synchronous send if the message can leave at once. `None` if nothing was sent: the caller uses
@@ -163,6 +170,48 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return Some(Bypass::Done(Ok(status)));
         }
         Some(self.acknowledge_later(from, sender, status))
+    }
+
+    /// Completes the posted receive whose message is the next packet, if the receive is one of the completion queue
+    /// ([`Engine::collect`]), this queue is empty, and the message lies in a fastbox and fits. Returns the number of
+    /// the receive and its status: it makes no entry. `None` if nothing was done: the caller makes progress and takes
+    /// completions.
+    #[inline(always)]
+    pub fn complete_next(&mut self) -> Option<(u64, Status)> {
+        if self.posted.is_empty() || self.has_completions() || self.has_work() {
+            return None;
+        }
+        let (posted, requests) = (&self.posted, &mut self.requests);
+        let mut first = None;
+        let (from, envelope, immediate) = self.port.take_into(|from, envelope| {
+            let index = posted.find(requests, (from, envelope), |_| true)?;
+            let is_queued = requests.is_hidden(index);
+            let Request(State::Posted { pattern, buf, .. }, mark) = requests.get_mut(index) else {
+                return None;
+            };
+            first = Some((index, *pattern, mark.context));
+            buf.whole(0, usize::MAX).filter(|_| is_queued)
+        })?;
+        let (index, pattern, number) = first?;
+        self.posted.remove(&mut self.requests, index, &pattern);
+        self.requests.remove(index);
+        let (kind, packet_len) = (envelope.kind, envelope.total as usize);
+        self.trace.note("complete_next", envelope.total);
+        let tally = &mut self.peer(from).tally;
+        tally.posted += 1;
+        tally.received[kind.index()].add_packet(kind, packet_len);
+        if let Err(fault) = self.charge(from, cost(packet_len), false) {
+            self.fault(PeerFault { peer: from, fault });
+        }
+        let len = packet_len - EagerPrefix::bytes_of(kind);
+        Some((number, Status { peer: from, tag: envelope.tag, len, immediate }))
+    }
+
+    /// Returns whether progress would most probably find nothing: nothing is pending, no completion waits, and no
+    /// packet is where most arrive ([`ShortPath::is_quiet`](crate::port::ShortPath::is_quiet)).
+    #[inline(always)]
+    pub fn is_quiet(&mut self) -> bool {
+        !self.has_completions() && !self.has_work() && !self.is_starved() && self.port.is_quiet()
     }
 
     /// Queues the acknowledgement of a message that was received.

@@ -18,6 +18,7 @@ use crate::port::{PacketPieces, PeerFault, PeerId, Port};
 use crate::shared::fastbox::SHORT_BYTES;
 use crate::store::cost;
 use crate::trace::Recorder as _;
+use crate::wire::prefix::IMMEDIATE_BYTES;
 use crate::wire::{Envelope, Kind};
 
 /// The most sends that wait to leave together. The next one makes them leave.
@@ -29,9 +30,37 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// becomes a [`PeerId`].
     #[inline(always)]
     pub fn send_short(&mut self, to: usize, context: u16, tag: u64, bytes: &[u8]) -> bool {
+        self.send_slot(to, (context, tag), None, bytes)
+    }
+
+    /// As [`Engine::send_short`], for a message with immediate data, which is short with these.
+    #[inline(always)]
+    pub fn send_short_immediate(
+        &mut self,
+        to: usize,
+        context: u16,
+        (tag, immediate): (u64, u64),
+        bytes: &[u8],
+    ) -> bool {
+        self.send_slot(to, (context, tag), Some(immediate), bytes)
+    }
+
+    /// Sends a message in one slot, if it is short. The callers decide about immediate data when they are compiled.
+    #[inline(always)]
+    fn send_slot(
+        &mut self,
+        to: usize,
+        (context, tag): (u16, u64),
+        immediate: Option<u64>,
+        bytes: &[u8],
+    ) -> bool {
         // Every short message has the same cost.
         const UNITS: u32 = cost(SHORT_BYTES);
-        if bytes.len() > self.short_bytes {
+        let (kind, len) = match immediate {
+            None => (Kind::Eager, bytes.len()),
+            Some(_) => (Kind::EagerImmediate, IMMEDIATE_BYTES + bytes.len()),
+        };
+        if len > self.short_bytes {
             return false;
         }
         let Some(peer) = self.peers.borrow_mut().get_mut(to) else { return false };
@@ -39,10 +68,14 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return false;
         }
         let to = to as PeerId;
-        let Some(unsettled) = self.port.send_short(to, context, tag, bytes) else { return false };
+        let sent = match immediate {
+            None => self.port.send_short(to, context, tag, bytes),
+            Some(immediate) => self.port.send_immediate(to, context, [tag, immediate], bytes),
+        };
+        let Some(unsettled) = sent else { return false };
         peer.allowance.spend(UNITS);
-        peer.tally.sent[Kind::Eager.index()].bytes += bytes.len() as u64;
-        self.trace.note("send_short", bytes.len() as u64);
+        peer.tally.sent[kind.index()].add_packet(kind, len);
+        self.trace.note("send_short", len as u64);
         if unsettled {
             self.port.settle_send(to);
         }

@@ -6,10 +6,10 @@ use std::vec::Vec;
 use super::world::{AMPLE, RequestHandle, World, WorldRoom, pattern};
 use crate::engine::rma::{Access, Addressing, Target};
 use crate::engine::{
-    CompletionError, CompletionKind, Engine, Failure, OperationCompletion, Outcome, RequestId, StartError,
-    Status, Storage, Truncation,
+    CompletionError, CompletionKind, Engine, Failure, OperationCompletion, Outcome, RequestId, SendOptions,
+    StartError, Status, Storage, Truncation,
 };
-use crate::matching::Source;
+use crate::matching::{Pattern, Source};
 use crate::payload::RecvBuf;
 use crate::port::{PeerId, Port};
 use crate::shared::tests::contents;
@@ -241,7 +241,7 @@ fn send_of_which_nothing_was_sent_can_be_withdrawn_and_the_others_keep_their_ord
         for (tag, send) in sends.iter().enumerate().filter(|(tag, _)| *tag != at) {
             assert!(world.test(*send).is_some(), "send {tag}");
             // Any tag: the messages come in the order of their sends.
-            let any = crate::matching::Pattern { ignore: u64::MAX, ..pattern(Source::Rank(0), 0) };
+            let any = Pattern { ignore: u64::MAX, ..pattern(Source::Rank(0), 0) };
             let received = world.irecv(1, any, 100).unwrap();
             let (outcome, bytes) = world.done(received);
             assert_eq!(outcome.unwrap().tag, tag as u64);
@@ -368,4 +368,96 @@ fn messages_wait_for_receives_while_a_completion_was_not_taken() {
     assert_eq!(world.engine(1).unexpected_messages(), 1);
     let mut room = RecvBuf::empty();
     assert_eq!(world.engine(1).post_collected_now(&pattern(Source::Any, 4), &mut room, 0), None);
+}
+
+/// Posts a receive of the queue with the number 70, and sends a message for it. Returns what is completed at once, and
+/// what the queue has after progress.
+fn completed_at_once(
+    (len, immediate): (usize, Option<u64>),
+    (wanted, room): (Pattern, usize),
+) -> (Option<(u64, Status)>, Vec<OperationCompletion>) {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    let mut buf = vec![0xee; room];
+    // SAFETY: the receive is complete, or the world is gone, before the buffer.
+    let mut place = unsafe { RecvBuf::from_raw(buf.as_mut_ptr(), room) };
+    let posted = world.engine(1).post_collected_now(&wanted, &mut place, 70).unwrap();
+    assert_eq!(world.engine(1).complete_next(), None, "nothing has come");
+    let options = SendOptions { immediate, synchronous: false };
+    let sent = world.isend_with((0, 1), 3, 5, contents(5, len), options).unwrap();
+    let next = world.engine(1).complete_next();
+    assert_eq!(world.engine(1).complete_next(), None, "one message, one completion");
+    assert_ne!(next.is_some(), world.engine(1).is_posted(posted));
+    world.settle();
+    let mut taken = vec![OperationCompletion::default(); 4];
+    let count = world.engine(1).take_completions(&mut taken);
+    taken.truncate(count);
+    assert_eq!(buf[..len.min(room)], contents(5, len)[..len.min(room)]);
+    assert!(buf[len.min(room)..].iter().all(|byte| *byte == 0xee), "bytes behind the message");
+    assert!(world.done(sent).0.is_ok());
+    let counted = world.engine(1).peer_counters(0).unwrap();
+    assert_eq!((counted.matched_posted, counted.unexpected), (1, 0));
+    assert_eq!(counted.credit_used, world.engine(0).peer_counters(1).unwrap().credit_spent);
+    world.assert_empty(&[0, 1], "completed at once");
+    (next, taken)
+}
+
+#[test]
+fn a_posted_receive_of_the_queue_takes_the_next_message_without_an_entry() {
+    let exact = Pattern { source: Source::Rank(0), context: 3, tag: 5, ignore: 0 };
+    for wanted in [exact, Pattern { ignore: 2, ..exact }, Pattern { source: Source::Any, ..exact }] {
+        for immediate in [None, Some(0), Some(u64::MAX)] {
+            let most = if immediate.is_some() { 8 } else { 16 };
+            for len in [0, 1, 4, 7, 8, 9, 16].into_iter().filter(|len| *len <= most) {
+                let (next, taken) = completed_at_once((len, immediate), (wanted, len + 3));
+                let status = Status { peer: 0, tag: 5, len, immediate };
+                assert_eq!(next, Some((70, status)), "{wanted:?}");
+                assert_eq!(taken, []);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_message_that_does_not_fit_or_lies_in_a_cell_completes_its_receive_in_the_queue() {
+    let wanted = Pattern { source: Source::Rank(0), context: 3, tag: 5, ignore: 0 };
+    for (len, room) in [(8, 7), (8, 0), (17, 16), (17, 17), (3000, 3000)] {
+        for immediate in [None, Some(6)] {
+            let (next, taken) = completed_at_once((len, immediate), (wanted, room));
+            assert_eq!(next, None);
+            let [OperationCompletion { context: 70, outcome, .. }] = taken[..] else {
+                panic!("{taken:?}");
+            };
+            let status = Status { peer: 0, tag: 5, len: len.min(room), immediate };
+            let cut = Truncation { status, message: len as u64 };
+            let right = if len > room { Err(CompletionError::Truncated(cut)) } else { Ok(status) };
+            assert_eq!(outcome, right);
+        }
+    }
+}
+
+#[test]
+fn no_receive_completes_at_once_before_an_older_completion_or_one_that_was_posted_first() {
+    let fabric = Fabric::new(tiny(2));
+    let mut world = World::new(&fabric, AMPLE);
+    // A request that its owner tests was posted first.
+    let tested = world.irecv(1, pattern(Source::Any, 1), 8).unwrap();
+    let queued = receive(&mut world, 1, 1, 0, 8);
+    send(&mut world, 1, 0, 1, 8);
+    assert_eq!(world.engine(1).complete_next(), None);
+    world.settle();
+    assert!(world.done(tested).0.is_ok());
+    // A completion waits in the queue.
+    let later = receive(&mut world, 1, 1, 0, 8);
+    send(&mut world, 1, 0, 1, 8);
+    world.settle();
+    send(&mut world, 1, 0, 1, 8);
+    assert_eq!(world.engine(1).complete_next(), None);
+    assert!(!world.engine(1).is_quiet(), "a completion waits");
+    assert_eq!(take(&mut world, 1, 4).len(), 1);
+    assert!(!world.engine(1).is_quiet(), "a message waits");
+    assert_eq!(world.engine(1).complete_next().map(|(context, _)| context), Some(1));
+    assert!(world.engine(1).is_quiet());
+    world.lender.end(queued.loan);
+    world.lender.end(later.loan);
 }

@@ -140,6 +140,13 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
         sent
     }
 
+    fn send_immediate(&mut self, peer: PeerId, context: u16, words: [u64; 2], bytes: &[u8]) -> Option<bool> {
+        self.attempts += 1;
+        let sent = self.port.send_immediate(peer, context, words, bytes);
+        self.sent += usize::from(sent.is_some());
+        sent
+    }
+
     fn send_copy(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
         let sent = self.port.send_copy(peer, context, tag, bytes);
         self.attempts += usize::from(sent.is_some());
@@ -194,6 +201,17 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
         to: &mut [u8],
     ) -> Option<(PeerId, u64, usize, bool)> {
         self.port.take_short(from, context, wanted, to)
+    }
+
+    fn take_into<'b>(
+        &mut self,
+        place: impl FnOnce(PeerId, &Envelope) -> Option<&'b mut [u8]>,
+    ) -> Option<(PeerId, Envelope, Option<u64>)> {
+        self.port.take_into(place)
+    }
+
+    fn is_quiet(&mut self) -> bool {
+        self.port.is_quiet()
     }
 
     fn settle_take(&mut self, peer: PeerId) {

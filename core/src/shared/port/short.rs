@@ -10,7 +10,7 @@ use crate::shared::fastbox::SHORT_BYTES;
 use crate::shared::pool::CellRecord;
 use crate::shared::sleep::WakeReason;
 use crate::sync::spin_hint;
-use crate::wire::prefix::PrefixWords;
+use crate::wire::prefix::{IMMEDIATE_BYTES, PrefixWords};
 use crate::wire::{Envelope, Kind};
 
 impl<'a, H, L, R> ShortPath for ShmPort<'a, H, L, R>
@@ -27,6 +27,16 @@ where
     fn send_short(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {
         let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
         if !link.ends.outbound.push_short(link.traffic.next, context, tag, bytes) {
+            return None;
+        }
+        link.traffic.next += 1;
+        Some(link.ends.sleep.is_asleep(self.config.fences))
+    }
+
+    #[inline(always)]
+    fn send_immediate(&mut self, peer: PeerId, context: u16, words: [u64; 2], bytes: &[u8]) -> Option<bool> {
+        let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
+        if !link.ends.outbound.push_immediate(link.traffic.next, context, words, bytes) {
             return None;
         }
         link.traffic.next += 1;
@@ -169,6 +179,58 @@ where
         link.traffic.expected += 1;
         packet.read(to);
         Some((peer as PeerId, packet.tag, packet.len, ended))
+    }
+
+    #[inline(always)]
+    fn take_into<'b>(
+        &mut self,
+        place: impl FnOnce(PeerId, &Envelope) -> Option<&'b mut [u8]>,
+    ) -> Option<(PeerId, Envelope, Option<u64>)> {
+        let peer = self.hot[self.turn % HOT];
+        let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
+        let burst = self.burst.checked_sub(1)?;
+        let inbound = &mut link.ends.inbound;
+        let packet = inbound.due_of_any_kind(link.traffic.expected)?;
+        let skip = match packet.envelope.kind {
+            Kind::Eager => 0,
+            Kind::EagerImmediate => IMMEDIATE_BYTES,
+            _ => return None,
+        };
+        let len = packet.len.checked_sub(skip)?;
+        let to = place(peer, &packet.envelope)?.get_mut(..len)?;
+        let immediate = match skip {
+            0 => {
+                inbound.read(packet.len, 0, to);
+                None
+            }
+            _ => {
+                let [immediate, _] = inbound.words();
+                inbound.read_behind(packet.len, skip, to);
+                Some(immediate)
+            }
+        };
+        self.burst = burst;
+        link.traffic.expected += 1;
+        // The sender may sleep until there is space.
+        if inbound.advance(packet.len) {
+            self.wake(peer, WakeReason::Other);
+        }
+        Some((peer, packet.envelope, immediate))
+    }
+
+    #[inline(always)]
+    fn is_quiet(&mut self) -> bool {
+        if self.deferred.is_some() || self.write_prefetch.is_on() {
+            return false;
+        }
+        let links = self.links.borrow();
+        for peer in self.hot.get(..self.hot_count).unwrap_or_default() {
+            let link = links.get(*peer as usize).and_then(Option::as_ref);
+            if link.is_some_and(|link| link.ends.inbound.has_next()) {
+                return false;
+            }
+        }
+        self.queues.peek().is_none()
     }
 
     #[cold]

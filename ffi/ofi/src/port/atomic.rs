@@ -85,7 +85,7 @@ impl Port {
             return Err(Errno::BAD_STATE);
         }
         runs.check(it)?;
-        let rank = self.rank_of(it.of, around)?;
+        let (rank, _) = self.rank_of(it.of, around)?;
         let is_wanted = !it.is_silent && is_reported(self.send_queue, it.flags);
         let way = if it.action.returns_values() { fi::FI_READ } else { fi::FI_WRITE };
         let flags = u64::from(fi::FI_ATOMIC) | u64::from(way);

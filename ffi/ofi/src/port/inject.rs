@@ -248,7 +248,7 @@ impl Port {
 }
 
 /// Sends a message if it can leave at once and its end is not that of its receive. False: nothing was sent.
-#[inline]
+#[inline(always)]
 pub(super) fn leaves_now(endpoint: &mut Endpoint, rank: usize, bytes: &[u8], it: &Sending) -> bool {
     if it.flags & DELIVERED != 0 {
         return false;

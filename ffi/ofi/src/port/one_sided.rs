@@ -91,7 +91,7 @@ impl Port {
         // SAFETY: the caller's promise.
         let (run, list) = unsafe { runs.copy() }?;
         let mut list = run.map_or(list, |run| [run].into());
-        let rank = self.rank_of(it.of, around)?;
+        let (rank, _) = self.rank_of(it.of, around)?;
         let is_wanted = !it.is_silent && is_reported(self.send_queue, it.flags);
         let way = if it.is_read { fi::FI_READ } else { fi::FI_WRITE };
         let flags = u64::from(fi::FI_RMA) | u64::from(way);

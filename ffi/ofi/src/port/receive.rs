@@ -19,7 +19,7 @@ impl Port {
         if number == u64::MAX || self.caps & fi::FI_DIRECTED_RECV == 0 {
             return Ok(Source::Any);
         }
-        Ok(Source::Rank(self.rank_of(number, around)?))
+        Ok(Source::Rank(self.rank_of(number, around)?.0))
     }
 
     /// Posts a receive into one run: the critical path.

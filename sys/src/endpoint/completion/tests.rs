@@ -9,7 +9,7 @@ use nemesia_core::payload::Segment;
 use crate::endpoint::tests::{pair, world};
 use crate::{
     Access, Arm, Comparison, CompleteAt, Completion, CompletionKind, Config, Datatype, Endpoint, Error,
-    RecvOp, Reduction, Request, SendOp, Source, StartedOperation, Tag,
+    RecvOp, Reduction, Request, SendOp, Source, StartedOperation, Status, Tag,
 };
 
 const ONE: Source = Source::Rank(1);
@@ -525,4 +525,32 @@ fn receives_and_messages_with_immediate_data_start_at_once() {
     assert_eq!(done, [(2, Some(6), 6), (1, Some(5), 8)]);
     assert!(one.awaits_no_message());
     assert_eq!((&got[0], &got[1][..6]), (b"nemesia!", &b"second"[..]));
+}
+
+#[test]
+fn a_receive_whose_message_is_next_completes_without_an_entry() {
+    let (mut zero, mut one) = pair(&Config::default());
+    // The first message learns how much may be sent.
+    zero.send(1, 9, b"").unwrap();
+    one.recv(ZERO, Tag::Exactly(9), &mut []).unwrap();
+    let mut got = [0; 8];
+    for (number, immediate) in [(1, None), (2, Some(5))] {
+        // SAFETY: the buffer lives until the completion is taken, or the endpoint is dropped.
+        let posted = unsafe {
+            one.with_completion(number).irecv_now(3, ZERO, Tag::Exactly(number), got.as_mut_ptr(), got.len())
+        };
+        assert!(posted.is_some());
+        assert_eq!(one.next_completion(), None);
+        let context = zero.in_context(3);
+        assert!(match immediate {
+            None => context.send_now(1, number, b"nemesia!"),
+            Some(immediate) => context.send_immediate_now(1, number, b"nemesia!", immediate),
+        });
+        assert!(!one.is_quiet());
+        let status = Status { rank: 0, tag: number, len: 8, immediate };
+        assert_eq!(one.next_completion(), Some((number, status)));
+        assert_eq!(std::mem::take(&mut got), *b"nemesia!");
+        assert_eq!(one.next_completion(), None);
+        assert_eq!(one.completions(&mut [Completion::default(); 2]), 0);
+    }
 }

@@ -366,7 +366,9 @@ impl Context<'_> {
     /// Sends a message if it can leave at once; see [`Endpoint::send_now`].
     #[inline(always)]
     pub fn send_now(self, to: usize, tag: u64, bytes: &[u8]) -> bool {
-        free_context(self.id).is_ok() && self.endpoint.send_alone(to, self.id, tag, bytes)
+        free_context(self.id).is_ok()
+            && (self.endpoint.send_short_at_once(to, self.id, tag, bytes)
+                || self.endpoint.send_alone(to, self.id, tag, bytes))
     }
 
     /// Sends a message with immediate data ([`SendOp::immediate`](crate::SendOp::immediate)) if it can leave at once;
@@ -376,10 +378,8 @@ impl Context<'_> {
         if free_context(self.id).is_err() || self.endpoint.is_forked() {
             return false;
         }
-        // SAFETY: the bytes are borrowed until this function returns, and the engine keeps no pointer to them.
-        let buf = unsafe { SendBuf::from_raw(bytes.as_ptr(), bytes.len()) };
         let to = u32::try_from(to).unwrap_or(u32::MAX);
-        self.endpoint.engine.send_immediate_now(to, self.id, tag, (&buf, immediate))
+        self.endpoint.engine.send_immediate_now(to, self.id, (tag, immediate), bytes)
     }
 
     /// Posts a receive if it can be posted at once; see [`Endpoint::irecv_now`].

@@ -342,8 +342,8 @@ impl Endpoint {
                 self.engine.send_synchronous_now(peer, context, tag, (buf, immediate)).map(Request)
             }
             SendOptions { immediate, synchronous: false } => {
-                let sent = self.engine.send_immediate_now(peer, context, tag, (buf, immediate?));
-                sent.then_some(Request::DONE)
+                let (body, words) = (buf.whole(0, buf.len())?, (tag, immediate?));
+                self.engine.send_immediate_now(peer, context, words, body).then_some(Request::DONE)
             }
         }
     }

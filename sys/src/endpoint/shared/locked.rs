@@ -109,6 +109,8 @@ methods! {
     fn improbe(from: Source, tag: Tag) -> Result<Option<Message>, Error>;
     fn inotified(region: Region, count: u64) -> Result<Request, Error>;
     fn iprobe(from: Source, tag: Tag) -> Result<Option<Status>, Error>;
+    fn is_quiet() -> bool;
+    fn next_completion() -> Option<(u64, Status)>;
     fn notifications(region: Region) -> Result<u64, Error>;
     fn path(key: &RemoteKey) -> Path;
     fn peer_of(rank: usize) -> Option<PeerRef>;
@@ -126,7 +128,6 @@ methods! {
     fn stage_of(peer: PeerRef) -> Result<PeerStage, Error>;
     fn send_now(to: usize, tag: u64, bytes: &[u8]) -> bool;
     fn set_handler(number: u16, handler: impl FnMut(&mut Incoming<'_>) + Send + 'static);
-    fn shares_memory(peer: PeerRef) -> bool;
     fn shrink() -> Result<Ranking, Error>;
     fn take_buffer(completion: &Completion) -> Option<Vec<u8>>;
     fn test(request: Request) -> Result<Option<Status>, Error>;
