@@ -11,8 +11,8 @@ use crate::shared::tests::{Rng, portion};
 #[test]
 fn no_peer_stays_blocked_while_there_is_free_space() {
     let mut rng = Rng::new(7);
-    let mut found = 0;
-    for _ in 0..portion(2000) {
+    let (mut found, worlds) = (0, portion(2000));
+    for _ in 0..worlds {
         let (peers, packet) = (2 + rng.below(4), 1 + rng.below(20) as u32);
         let (ceiling, window) = (rng.below(400) as u32, rng.below(200) as u32);
         let Some(mut twin) = FlowTwin::new(ceiling, peers as u32, window, packet) else { continue };
@@ -33,7 +33,8 @@ fn no_peer_stays_blocked_while_there_is_free_space() {
             assert!(!idle, "{} units are free: {:?}", twin.ledger.free(), twin.accounts);
         }
     }
-    assert!(found > 1000, "{found}");
+    // About five in a world.
+    assert!(found > worlds, "{found} grants in {worlds} worlds");
 }
 
 /// Senders have more to send than fits, and a receiver takes messages in any order. All messages arrive, and
