@@ -2,7 +2,7 @@
 //!
 //! `core/GLOSSARY.md` has the terms that replace the retired ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use proc_macro2::Ident;
 use syn::visit::{self, Visit};
@@ -57,7 +57,7 @@ const RETIRED_IN_NAMES: [&str; 23] = [
 const RETIRED_GROUPS: [&str; 8] =
     ["hang_up", "hung_up", "let_go", "lie_down", "past_caches", "pay_owed", "stream_past", "in_vain"];
 /// Crates that are not a directory of their own below a package, longest path first.
-const CRATES: [&str; 17] = [
+const CRATES: [&str; 18] = [
     "core/src",
     "ffi/interpose",
     "ffi/src",
@@ -68,6 +68,7 @@ const CRATES: [&str; 17] = [
     "sys/src",
     "tests/c",
     "tests/memory_port",
+    "tests/processes",
     "tests/src",
     "tests/tidy",
     "tests/tool/src",
@@ -85,10 +86,15 @@ pub(crate) fn retired(path: &str, text: &str) -> Vec<Finding> {
         return Vec::new();
     }
     let mut findings = Vec::new();
+    // A text has the same words again and again.
+    let mut checked = HashMap::new();
     for (at, line) in text.lines().enumerate() {
         let prose = comment_of(path, line);
         for (from, word) in words(line) {
-            if let Some(term) = retired_word(word, from >= prose) {
+            let is_prose = from >= prose;
+            if let Some(term) =
+                *checked.entry((word, is_prose)).or_insert_with(|| retired_word(word, is_prose))
+            {
                 findings.push(Finding::new(
                     path,
                     at + 1,
