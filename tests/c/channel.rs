@@ -127,7 +127,7 @@ fn misuse_of_a_channel_is_an_error_and_nothing_else() -> Result<(), String> {
     if !can_run("misuse_of_a_channel_is_an_error_and_nothing_else", &["cc"]) {
         return Ok(());
     }
-    for linking in Linking::BOTH {
+    for &linking in Linking::each() {
         output(Command::new(program("channel_misuse", linking, "misuse")?).env("NEMESIA_CONFIG", ""))
             .map(drop)?;
     }

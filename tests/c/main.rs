@@ -85,7 +85,7 @@ fn two_with(name: &str, test: &str, case: &str, settings: &[(&str, &str)]) -> Re
     if !can_run(test, &["cc"]) {
         return Ok(());
     }
-    for linking in Linking::BOTH {
+    for &linking in Linking::each() {
         let file = source(&format!("tests/c/{name}.c"));
         let program = compile("cc", &STRICT_C, &file, linking, &format!("{name}-{case}"))?;
         let job = Job::new(program, scratch(), case);
@@ -246,7 +246,7 @@ fn endpoints_that_opened_alone_meet_by_their_addresses() -> Result<(), String> {
     if !can_run(TEST, &["cc"]) {
         return Ok(());
     }
-    for linking in Linking::BOTH {
+    for &linking in Linking::each() {
         let program = compile("cc", &STRICT_C, &source("tests/c/alone.c"), linking, "alone")?;
         for case in ["converse", "threads", "world", "arguments", "stale", "unreachable", "meeting"] {
             output(Command::new(&program).arg(case))?;
@@ -261,7 +261,7 @@ fn processes_without_a_world_meet_agree_and_go_on_without_one_that_died() -> Res
         return Ok(());
     }
     let flags = [&STRICT_C[..], &["-pthread"]].concat();
-    for linking in Linking::BOTH {
+    for &linking in Linking::each() {
         let program = compile("cc", &flags, &source("tests/c/peer_groups.c"), linking, "peer_groups")?;
         for case in ["processes", "arguments"] {
             output(Command::new(&program).arg(case))?;
@@ -311,7 +311,7 @@ fn threads_share_an_endpoint_of_c() -> Result<(), String> {
     if !can_run("threads_share_an_endpoint_of_c", &["cc"]) {
         return Ok(());
     }
-    for linking in Linking::BOTH {
+    for &linking in Linking::each() {
         Job::new(threads("together", linking)?, scratch(), "together").succeed(2)?;
     }
     Ok(())
@@ -338,7 +338,7 @@ fn the_header_works_in_cxx() -> Result<(), String> {
     if !can_run("the_header_works_in_cxx", &["cc", "c++"]) {
         return Ok(());
     }
-    for linking in Linking::BOTH {
+    for &linking in Linking::each() {
         let program = compile("c++", &STRICT_CXX, &source("tests/c/plus.cc"), linking, "plus")?;
         output(&mut Command::new(program))?;
     }

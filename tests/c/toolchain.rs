@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use nemesia_tests::built;
+use nemesia_tests::{built, quick};
 
 /// The lines of a failed command's errors that are shown first.
 const LAST_LINES: usize = 4;
@@ -21,6 +21,12 @@ pub(crate) enum Linking {
 
 impl Linking {
     pub(crate) const BOTH: [Self; 2] = [Self::Shared, Self::Static];
+
+    /// Returns the ways in which a program is linked whose test does not depend on the way. In the short form that is
+    /// one: the tests of packages, of host runtimes, of misuse and of the small runtime link the archive as well.
+    pub(crate) fn each() -> &'static [Self] {
+        if quick() { &[Self::Shared] } else { &Self::BOTH }
+    }
 
     fn arguments(self, prefix: &Path) -> Vec<String> {
         let lib = prefix.join("lib");

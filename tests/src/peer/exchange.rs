@@ -6,6 +6,7 @@ use nemesia::{Endpoint, Error, Source, Tag};
 
 use super::{Outcome, barrier, broken, ensure, open, tell};
 use crate::content::{Random, difference, fill, filled, seed_of};
+use crate::quick;
 
 /// The largest message in bytes.
 const MOST: usize = 3 << 20;
@@ -52,7 +53,8 @@ fn sizes(seed: u64) -> Vec<usize> {
     sizes.extend(around(64 * CELL).into_iter().chain(around(65 * CELL)));
     sizes.extend([MOST - 1, MOST]);
     let mut random = Random::new(seed);
-    sizes.extend((0..40).map(|_| random.below(MOST as u64) as usize));
+    // They are most of the bytes.
+    sizes.extend((0..if quick() { 8 } else { 40 }).map(|_| random.below(MOST as u64) as usize));
     sizes
 }
 
