@@ -21,6 +21,10 @@ const LOCKED: &str = concat!("source = \"registry+https://github.com/rust-lang/c
 
 /// Reports every line that names one of them.
 pub(crate) fn check(path: &str, text: &str) -> Vec<Finding> {
+    // Most files name none: one search through the whole text is much faster than one through each line.
+    if !DIRECTORIES.iter().chain(&HOSTS).any(|name| text.contains(name)) {
+        return Vec::new();
+    }
     let locked = path == "Cargo.lock" || path.ends_with("/Cargo.lock");
     let lines = text.lines().enumerate().filter(|(_, line)| !(locked && *line == LOCKED));
     lines
