@@ -472,9 +472,9 @@ impl<const N: usize, const LONGEST: u16> AdaptiveSelector<N, LONGEST> {
         self.wait_longer();
     }
 
-    /// Tries the alternative that was left after a few runs at once again, as if it cost the same: its first runs may
-    /// have cost much more than later ones will, by new pages, by cold caches, and by what else had to be learned. Short
-    /// trials never show that. Returns `false` if nothing of that explains what it has cost.
+    /// Tries the alternative that was left after a few runs at once again, as if it cost the same. Its first runs may
+    /// have cost much more than later ones will, by new pages, by cold caches, and by what else had to be learned.
+    /// Short trials never show that. Returns `false` if nothing of that explains what it has cost.
     fn doubt(&mut self) -> bool {
         let usual = self.typical(self.preferred);
         if self.typical(self.other) > HARDLY * usual {

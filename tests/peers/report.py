@@ -90,7 +90,8 @@ def table(results, test):
     lines = [f"{test}, {UNITS[test]}"]
     still = test == "latency" and "still" in results.samples
     columns = "".join(f" {marks[peer]:>13}" for peer in peers)
-    lines.append(f"{'bytes':>6} {'ours':>11}" + f" {'ours*':>11}" * still + columns + f" {'to the best':>13}  place, best peer")
+    lines.append(f"{'bytes':>6} {'ours':>11}" + f" {'ours*':>11}" * still + columns
+                 + f" {'to the best':>13}  place, best peer")
     for _, size, mine, theirs in rows:
         mine = f"{written(mine):>11}" + f" {written(results.median('still', test, size)):>11}" * still
         cells = "".join(f" {written(theirs.get(peer)):>13}" for peer in peers)
