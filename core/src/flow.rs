@@ -21,6 +21,9 @@
 //!   their traffic continues. The pool is granted in pieces of a largest packet, so that a blocked sender is not
 //!   woken for each unit. Only an account that cannot send such a packet gets less: the remainder when the pool runs
 //!   out, and afterwards the minimum grant, an eighth of a largest packet.
+//! - The window of an account is widened, up to eight times, if its peer has too little credit although its messages
+//!   are received as they arrive ([`Ledger::widen`]). What the window lacks then is never waited for: an account waits
+//!   for the usual window only.
 //!
 //! The receives of an RDMA connection are credits of another kind: [`posted`].
 #![forbid(unsafe_code)]
@@ -43,6 +46,11 @@ use crate::wire::PeerId;
 
 /// Default window for full throughput: 4096 units, or 256 KiB.
 pub const WINDOW: u32 = 4096;
+
+/// The most doublings of a window.
+const MOST_DOUBLINGS: u8 = 3;
+/// A window is widened while the pool has so many of the wider ones.
+const SPARE_WINDOWS: u32 = 4;
 
 /// The result of charging a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +85,8 @@ pub struct Account {
     /// Whether the account has a reserve. A closed account keeps it while units are stored.
     reserved: bool,
     lacks: Lack,
+    /// How many times the window is doubled.
+    doublings: u8,
 }
 
 /// The amount for which an account waits.
@@ -124,6 +134,7 @@ impl Default for Account {
             open: false,
             reserved: false,
             lacks: Lack::Nothing,
+            doublings: 0,
         }
     }
 }
@@ -206,6 +217,8 @@ pub struct Ledger {
     window: u32,
     /// An account below this is refilled.
     low: u32,
+    /// The widest window of an account so far.
+    widest: u32,
     /// Cost of the largest packet. If an account has credit for one, the pool grants it no smaller pieces.
     packet: u32,
     /// Reserve for messages to this process itself, and its free part.
@@ -252,6 +265,7 @@ impl Ledger {
             reserve,
             window,
             low: larger(window / 2, packet),
+            widest: window,
             packet,
             own: 0,
             own_free: 0,
@@ -282,6 +296,38 @@ impl Ledger {
     /// Returns the units to which an account is refilled.
     pub const fn window(&self) -> u32 {
         self.window
+    }
+
+    /// Returns the units that the pool should have, so that each account can be refilled.
+    pub const fn widest(&self) -> u32 {
+        self.widest
+    }
+
+    /// Doubles the window of a peer that had no credit for a message which a receive was waiting for: more of its
+    /// messages are under way than the window has room for. Does so up to three times, while no account waits for the
+    /// pool, and `spare` units, which are free now or can be, are four such windows. Returns the peer's new total if it
+    /// has changed.
+    pub fn widen<T: AsMut<Account>>(&mut self, accounts: &mut [T], peer: PeerId, spare: u32) -> Option<u64> {
+        let account = account(accounts, peer)?;
+        let wider = self.window_of(account).saturating_mul(2);
+        let is_waited_for = !self.packetless.is_empty() || !self.windowless.is_empty();
+        let is_widest = account.doublings >= MOST_DOUBLINGS;
+        if !account.open || is_waited_for || is_widest || wider > spare / SPARE_WINDOWS {
+            return None;
+        }
+        account.doublings += 1;
+        self.widest = larger(self.widest, wider);
+        self.settle(accounts, peer, false, self.minimum_grant())
+    }
+
+    /// Returns the window to which this account is refilled.
+    const fn window_of(&self, account: &Account) -> u32 {
+        self.window << account.doublings
+    }
+
+    /// Returns the units below which this account is refilled.
+    const fn low_of(&self, account: &Account) -> u32 {
+        larger(self.low, self.window_of(account) / 2)
     }
 
     /// Returns the free units of the pool.
@@ -324,7 +370,7 @@ impl Ledger {
             let is_taken = is_taken && !injected(InjectedFault::ForgetReserve);
             self.unopened -= u32::from(is_taken);
             (account.open, account.reserved) = (true, true);
-            (account.due, account.ahead, account.granted) = (0, 0, 0);
+            (account.due, account.ahead, account.granted, account.doublings) = (0, 0, 0, 0);
             account.granted = self.own(account).into();
             account.set_due(self.due(account));
         }
@@ -470,11 +516,11 @@ impl Ledger {
     /// a largest packet. This avoids many tiny grants.
     fn top_up(&mut self, account: &mut Account, pool: bool, minimum_grant: u32) -> bool {
         let window = account.window();
-        if window >= self.low {
+        if window >= self.low_of(account) {
             return false;
         }
         let own = self.own(account);
-        let wanted = self.window - window - own;
+        let wanted = self.window_of(account) - window - own;
         let least =
             if window + own < self.packet { smaller(minimum_grant, self.packet) } else { self.packet };
         let pooled = if pool && self.free >= least { smaller(wanted, self.free) } else { 0 };
@@ -489,16 +535,20 @@ impl Ledger {
 
     /// Returns the units of the reserve that are available for the window.
     fn own(&self, account: &Account) -> u32 {
-        smaller(self.reserve.saturating_sub(account.charge()), self.window - account.window())
+        smaller(self.reserve.saturating_sub(account.charge()), self.window_of(account) - account.window())
     }
 
     /// Returns the total at which the account must be settled again: when the window falls below half of the full
-    /// window, or half of its possible size with the reserve if it could not be filled; and before it gets too short
-    /// for a largest packet.
+    /// window, wide or usual, or half of its possible size with the reserve if it could not be filled; and before it
+    /// gets too short for a largest packet.
     fn due(&self, account: &Account) -> u64 {
-        let window = account.window();
+        let (window, wide) = (account.window(), self.low_of(account));
         let half = (window + self.own(account)) / 2;
-        let low = if window >= self.low { self.low } else { smaller(larger(half, self.packet), window) };
+        let low = match window {
+            _ if window >= wide => wide,
+            _ if window >= self.low => self.low,
+            _ => smaller(larger(half, self.packet), window),
+        };
         account.granted - u64::from(low)
     }
 

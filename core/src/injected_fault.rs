@@ -73,6 +73,8 @@ pub enum InjectedFault {
     ForgetGathered,
     /// The immediate data of an announced message are lost.
     DropImmediate,
+    /// The part of a message that was prepared is sent although the receiver has requested another one.
+    SendUnrequested,
     /// A peer that is added does not take a reserve from those that are left.
     ForgetReserve,
     /// A peer gets credit before the memory of its reserve is committed.
@@ -217,7 +219,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 101] = [
+    pub const ALL: [InjectedFault; 102] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -249,6 +251,7 @@ impl InjectedFault {
         InjectedFault::ForgetAcknowledgement,
         InjectedFault::ForgetGathered,
         InjectedFault::DropImmediate,
+        InjectedFault::SendUnrequested,
         InjectedFault::ForgetReserve,
         InjectedFault::PromiseUncommitted,
         InjectedFault::OpenTwice,

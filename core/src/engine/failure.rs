@@ -178,6 +178,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub(in crate::engine) fn fail_queue(&mut self, peer: PeerId, queue: PeerQueue, failure: Failure) {
         while let Some(index) = self.first(peer, queue) {
             self.dequeue(peer, queue, index);
+            self.discard_prepared(index);
             let outcome = match self.requests.get(index).0 {
                 // All bytes of the message have arrived.
                 State::Finishing { outcome, .. } => outcome,

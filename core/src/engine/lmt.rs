@@ -6,7 +6,8 @@
 //!   of the message.
 //! - **Put**: one copy. The receiver exposes its buffer, and the sender writes there. A packet, or the last write
 //!   itself, reports the end.
-//! - **Stream**: packets, which the sender fills while the receiver empties others (double buffering).
+//! - **Stream**: packets, which the sender fills while the receiver empties others (double buffering). If the last
+//!   message of such a size was streamed, the sender fills the first packet while the receiver answers the RTS.
 //!
 //! | state of a send | queue of the peer | next |
 //! |---|---|---|
@@ -60,8 +61,8 @@ mod tests;
 
 pub(super) use get::{Pull, is_worth_pulling};
 pub use select::PeerSelection;
-pub(super) use select::ProtocolSelections;
-pub(super) use stream::{Stream, send_part};
+pub(super) use select::{ProtocolSelections, StreamedSizes};
+pub(super) use stream::{PreparedPart, Stream, send_part};
 
 use super::{Engine, Storage};
 use crate::port::{Arrival, PeerFault, PeerId, Port, PortFault};

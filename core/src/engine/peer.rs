@@ -3,6 +3,7 @@
 
 use core::borrow::{Borrow, BorrowMut};
 
+use super::lmt::StreamedSizes;
 use super::request::State;
 use super::state::{Assist, RmaState, WorkLink};
 use super::{Engine, Failure, StartError, Storage};
@@ -71,6 +72,8 @@ pub struct Peer {
     pub(super) tally: Tally,
     /// Number of sends in [`PeerQueue::Offered`] for which a sender-assisted copy is possible.
     pub(super) sharable: u32,
+    /// The sizes of messages that the peer requests as streams.
+    pub(super) streamed: StreamedSizes,
     /// Number of accesses to the peer's memory under way.
     pub(super) accesses: u32,
     /// The send that this process currently assists.

@@ -26,6 +26,8 @@ enum FlowOp {
     Learn(usize),
     /// One regrant for a waiting peer.
     Regrant,
+    /// The window of a peer is widened, if there is room.
+    Widen(usize),
     /// Units for messages to this process itself.
     Reserve(u32),
     Release,
@@ -101,6 +103,12 @@ impl FlowTwin {
                 assert!(can || regrant.is_none());
                 if let Some((peer, total)) = regrant {
                     self.publish(peer as usize, total);
+                }
+            }
+            FlowOp::Widen(at) => {
+                let spare = self.ledger.free();
+                if let Some(total) = self.ledger.widen(&mut self.accounts, at as u32, spare) {
+                    self.publish(at, total);
                 }
             }
             FlowOp::Reserve(units) => {
@@ -223,7 +231,8 @@ impl FlowTwin {
             assert_eq!(account.granted(), peer.published);
             assert_eq!(u64::from(account.window()), peer.window());
             assert_eq!(u64::from(account.stored()), peer.stored());
-            assert!(peer.window() <= u64::from(ledger.window()));
+            assert!(peer.window() <= u64::from(ledger.window_of(account)));
+            assert!(ledger.window_of(account) <= ledger.widest());
             let charge = peer.window() + peer.stored();
             assert!(charge <= reserve + u64::from(account.pooled), "credit without memory");
             held += charge;
@@ -281,16 +290,17 @@ impl FlowTwin {
             self.apply(FlowOp::Release);
         }
         self.drain();
-        let open = self.peers.iter().filter(|peer| !peer.closed).count() as u32;
+        let open = || self.peers.iter().zip(&self.accounts).filter(|(peer, _)| !peer.closed);
         let (low, window) = (u64::from(self.ledger.low), self.ledger.window());
         // The reserves of failed peers and of this process itself are not given to others.
-        let (gone, reserve) = (self.peers.len() as u32 - open, self.ledger.reserve());
-        let roomy = window * open + self.packet + gone * reserve + self.ledger.own <= self.ceiling;
-        for (peer, account) in self.peers.iter().zip(&self.accounts).filter(|(peer, _)| !peer.closed) {
+        let (gone, reserve) = ((self.peers.len() - open().count()) as u32, self.ledger.reserve());
+        let windows = open().map(|(_, account)| self.ledger.window_of(account)).sum::<u32>();
+        let roomy = windows + self.packet + gone * reserve + self.ledger.own <= self.ceiling;
+        for (peer, account) in open() {
             assert!(!roomy || !account.is_starved());
             let untouched = peer.published == u64::from(self.ledger.reserve());
             assert!(!roomy || untouched || peer.window() >= low, "{} of {window}", peer.window());
-            assert!(peer.window() <= u64::from(window));
+            assert!(peer.window() <= u64::from(self.ledger.window_of(account)));
         }
     }
 }
@@ -303,6 +313,7 @@ fn op() -> impl Strategy<Value = FlowOp> {
         30 => (at.clone(), any::<usize>()).prop_map(|(at, which)| FlowOp::Remove(at, which)),
         40 => at.clone().prop_map(FlowOp::Learn),
         20 => Just(FlowOp::Regrant),
+        4 => at.clone().prop_map(FlowOp::Widen),
         6 => (0..60u32).prop_map(FlowOp::Reserve),
         6 => Just(FlowOp::Release),
         1 => at.clone().prop_map(FlowOp::Close),
@@ -317,6 +328,7 @@ fn fitted(op: FlowOp, peers: usize, packet: u32) -> FlowOp {
         FlowOp::Arrive(at, stored) => FlowOp::Arrive(at % peers, stored),
         FlowOp::Remove(at, which) => FlowOp::Remove(at % peers, which),
         FlowOp::Learn(at) => FlowOp::Learn(at % peers),
+        FlowOp::Widen(at) => FlowOp::Widen(at % peers),
         FlowOp::Close(at) => FlowOp::Close(at % peers),
         FlowOp::Open(at) => FlowOp::Open(at % peers),
         op => op,
@@ -448,6 +460,35 @@ fn window_is_refilled_when_it_falls_below_half() {
         total += u64::from(WINDOW / 2 + 1);
         assert_eq!(ledger.arrived(&mut accounts, 2, 1, false), ArrivedBytes::Regrant(total));
     }
+}
+
+#[test]
+fn window_is_widened_while_there_is_plenty_and_nobody_waits() {
+    let mut twin = FlowTwin::new(4000, 3, 60, 4).unwrap();
+    for _ in 0..5 {
+        twin.apply(FlowOp::Widen(0));
+    }
+    assert_eq!(twin.ledger.window_of(&twin.accounts[0]), 480, "three doublings");
+    assert_eq!(twin.accounts[1].window(), 60);
+    // It is refilled when it falls below half.
+    twin.apply(FlowOp::Learn(0));
+    let mut seen = vec![];
+    for _ in 0..70 {
+        twin.apply(FlowOp::Send(0, 4));
+        twin.apply(FlowOp::Arrive(0, false));
+        twin.apply(FlowOp::Learn(0));
+        seen.push(twin.accounts[0].window());
+    }
+    assert!(seen.contains(&480) && seen.iter().all(|&window| window >= 236), "{seen:?}");
+    // The next process of this rank has the usual one.
+    twin.apply(FlowOp::Close(0));
+    twin.apply(FlowOp::Open(0));
+    assert_eq!(twin.accounts[0].window(), 60);
+    // With 650 units of the pool left, four windows of 240 are too many, but not four of 120.
+    twin.apply(FlowOp::Reserve(twin.ledger.free() - 650));
+    twin.apply(FlowOp::Widen(1));
+    twin.apply(FlowOp::Widen(1));
+    assert_eq!(twin.ledger.window_of(&twin.accounts[1]), 120);
 }
 
 #[test]

@@ -390,6 +390,18 @@ impl<L: ShortPath, R: ShortPath, T: Borrow<[Route]>> ShortPath for Pair<L, R, T>
         self.local.set_data_stores(peer, stores);
     }
 
+    fn prepare(&mut self, peer: PeerId, bytes: &[u8]) -> bool {
+        self.local.prepare(peer, bytes)
+    }
+
+    fn send_prepared(&mut self, peer: PeerId, envelope: &Envelope) -> Result<bool, PeerFault> {
+        self.local.send_prepared(peer, envelope)
+    }
+
+    fn discard_prepared(&mut self) {
+        self.local.discard_prepared();
+    }
+
     fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool {
         match arrival.token {
             Either::Local(token) => self.local.read_non_temporal(&of(arrival, token), at, to),

@@ -19,6 +19,7 @@ mod open;
 mod packets;
 mod poll;
 mod prefetch;
+mod prepared;
 mod queues;
 mod remote;
 mod short;
@@ -33,6 +34,7 @@ use left_cells::{LeftCells, MOST_LEFT};
 use link::Condition;
 pub use link::{Ends, Link};
 use prefetch::WritePrefetch;
+use prepared::PreparedPacket;
 use queues::ReceiveQueues;
 use remote::{KeptShare, MOST_KEPT};
 
@@ -115,6 +117,8 @@ where
     deferred: Option<(PeerId, u32)>,
     /// Whether the pools are large enough for deferred releases.
     defers: bool,
+    /// A packet that was copied into a cell before it may be sent.
+    prepared: Option<PreparedPacket>,
     /// The table of the peer's list that is being read.
     runs: RunTable,
     /// The number of lists that were exposed.
@@ -167,6 +171,7 @@ where
             swept: 0,
             deferred: None,
             defers: false,
+            prepared: None,
             runs: RunTable::new(),
             lists: 0,
             left: [const { None }; MOST_LEFT],

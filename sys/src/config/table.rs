@@ -213,7 +213,8 @@ pub const VARIABLES: &[Variable] = &[
         "bytes, ",
         (4096, 1073741824),
         credit_bytes,
-        "room that each peer is granted ahead of its messages; less if there is less room"
+        "room that each peer is granted ahead of its messages; less if there is less room, and up to eight times as \
+        much for a peer that has more under way than that, as long as they are received as they arrive"
     ),
     words!(
         "NEMESIA_SINGLE_COPY",

@@ -39,6 +39,8 @@ pub(crate) struct SimPort {
     runs: Box<RunTable>,
     /// The number of lists that were exposed.
     lists: u64,
+    /// A packet that is ready to be sent to a peer.
+    prepared: Option<(PeerId, Vec<u8>)>,
 }
 
 /// Returns the result of a single copy.
@@ -54,7 +56,7 @@ impl WorldPort for SimPort {
     type Medium = ();
 
     fn start(rank: PeerId, fabric: Rc<RefCell<Fabric>>, (): ()) -> Option<Self> {
-        Some(Self { rank, fabric, runs: Box::default(), lists: 0 })
+        Some(Self { rank, fabric, runs: Box::default(), lists: 0, prepared: None })
     }
 
     fn free_cells(&mut self) -> usize {
@@ -197,6 +199,7 @@ impl PacketPort for SimPort {
     }
 
     fn close(&mut self, peer: PeerId) {
+        self.prepared.take_if(|(to, _)| *to == peer);
         self.runs.forget(peer);
         self.fabric.borrow_mut().close(self.rank, peer);
     }
@@ -205,6 +208,24 @@ impl PacketPort for SimPort {
 impl ShortPath for SimPort {
     fn short_bytes(&self) -> usize {
         SHORT_BYTES
+    }
+
+    fn prepare(&mut self, peer: PeerId, bytes: &[u8]) -> bool {
+        let is_free = self.prepared.is_none();
+        if is_free {
+            self.prepared = Some((peer, bytes.to_vec()));
+        }
+        is_free
+    }
+
+    fn send_prepared(&mut self, peer: PeerId, envelope: &Envelope) -> Result<bool, PeerFault> {
+        let Some((to, bytes)) = self.prepared.take_if(|(to, _)| *to == peer) else { return Ok(false) };
+        assert_eq!((to, bytes.len() as u64), (peer, envelope.total), "what was prepared is another packet");
+        self.send_bytes(peer, envelope, &bytes)
+    }
+
+    fn discard_prepared(&mut self) {
+        self.prepared = None;
     }
 
     fn send_short(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {

@@ -355,6 +355,18 @@ impl ShortPath for SharedPort<'_> {
         self.port.set_data_stores(peer, stores);
     }
 
+    fn prepare(&mut self, peer: PeerId, bytes: &[u8]) -> bool {
+        self.port.prepare(peer, bytes)
+    }
+
+    fn send_prepared(&mut self, peer: PeerId, envelope: &Envelope) -> Result<bool, PeerFault> {
+        self.port.send_prepared(peer, envelope)
+    }
+
+    fn discard_prepared(&mut self) {
+        self.port.discard_prepared();
+    }
+
     fn read_non_temporal(&self, arrival: &Arrival<PacketPlace>, at: usize, to: &mut [u8]) -> bool {
         self.check_read(arrival, at, to.len());
         self.fabric.borrow_mut().tally.count(Event::SharedNonTemporal);

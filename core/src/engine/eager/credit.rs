@@ -100,7 +100,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Commits memory for the pool if an account could not be refilled from it. Credit is granted only afterwards
     /// (invariant 4).
     pub(in crate::engine) fn back_credit(&mut self) {
-        let low = self.ledger.window().saturating_sub(self.ledger.free());
+        let low = self.ledger.widest().saturating_sub(self.ledger.free());
         if low > 0 && self.backing.is_due() {
             #[cfg(nemesia_injected_fault)]
             if injected(InjectedFault::GrantUncommitted) {
@@ -109,6 +109,15 @@ impl<P: Port, S: Storage> Engine<P, S> {
             }
             let backed = self.backing.back(low, |more| self.store.commit(more));
             self.ledger.add_to_pool(backed);
+        }
+    }
+
+    /// Widens the window of a peer that has announced a message for want of credit, although a receive was posted.
+    #[cold]
+    pub(super) fn widen_credit(&mut self, from: PeerId) {
+        let spare = self.ledger.free() + self.backing.unbacked();
+        if let Some(granted) = self.ledger.widen(self.peers.borrow_mut(), from, spare) {
+            self.grant(from, granted);
         }
     }
 

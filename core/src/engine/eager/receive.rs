@@ -238,6 +238,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return self.end_taken_back(index, from);
         }
         let charged = self.charge(from, cost(len), false);
+        if rts.total <= self.most_eager(from) as u64 {
+            self.widen_credit(from);
+        }
         self.receive_offered(index, (from, envelope.tag), rts, first, buf);
         charged
     }

@@ -86,8 +86,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 let range = message.buf.range_of(first, message.buf.len())?;
                 self.port.prepare_put(to, range)
             });
+            let is_mappable = rts.descriptor.mappable().is_some();
             self.requests.get_mut(index).0 = State::Offered { to, message, exposure };
             self.enqueue(to, PeerQueue::Offered, index);
+            if !is_mappable {
+                self.prepare(to, index, first);
+            }
         }
         Ok(sent)
     }
@@ -138,9 +142,11 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 read(&self.port, arrival, 0, bytes)?;
                 let cts = Cts::decode(bytes).ok_or(fault)?;
                 let (index, message) = self.offered(peer, cts.sender).ok_or(fault)?;
-                if cts.end > message.buf.len() as u64 {
+                let total = message.buf.len() as u64;
+                if cts.end > total {
                     return Err(fault);
                 }
+                self.peer(peer).streamed.set(total, cts.descriptor.is_none());
                 Stream::start_send(self, peer, index, &cts);
                 Ok(())
             }
@@ -152,7 +158,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
                     self.acknowledged(peer, index);
                     return Ok(());
                 }
-                let (index, _) = self.offered(peer, sender).ok_or(fault)?;
+                let (index, message) = self.offered(peer, sender).ok_or(fault)?;
+                self.peer(peer).streamed.set(message.buf.len() as u64, false);
+                self.discard_prepared(index);
                 self.dequeue(peer, PeerQueue::Offered, index);
                 Pull::done_send(self, peer, index);
                 Ok(())

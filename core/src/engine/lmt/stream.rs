@@ -8,6 +8,8 @@ use crate::engine::request::{self, State};
 use crate::engine::state::{Accesses, Incoming, StreamState, TransferPhase};
 use crate::engine::unload::TAKEN_BACK;
 use crate::engine::{Engine, Storage};
+#[cfg(nemesia_injected_fault)]
+use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{BorrowedGather, Gather};
 use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
 use crate::wire::rendezvous::{Cts, Descriptor};
@@ -57,17 +59,22 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
     }
 
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
-        let Engine { requests, port, .. } = engine;
+        let Engine { requests, port, prepared, .. } = engine;
         let State::Streaming { from, stream, .. } = &mut requests.get_mut(index).0 else {
             return Ok(false);
         };
         if !stream.descriptor.is_none() {
+            engine.discard_prepared(index);
             return engine.put_next(peer, index);
         }
-        let limit = port.packet_bytes().min(piece(stream.end)).min((stream.end - stream.next) as usize);
+        let limit = packet_len(port, stream.next, stream.end);
         let envelope = Envelope { kind: Kind::Data, context: 0, tag: stream.receiver, total: limit as u64 };
         port.set_data_stores(peer, stream.stores);
-        if !send_part(port, peer, &envelope, from, stream.next as usize)? {
+        let sent = match prepared.take_if(|part| part.request == index) {
+            Some(part) => part.send(port, peer, &envelope, stream.next)?,
+            None => false,
+        };
+        if !sent && !send_part(port, peer, &envelope, from, stream.next as usize)? {
             return Ok(false);
         }
         stream.next += limit as u64;
@@ -127,6 +134,70 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
         engine.has_moved(from, measured, bytes as u64);
         engine.peer(from).tally.streamed.add(bytes);
         engine.complete(index, outcome);
+    }
+}
+
+/// Returns the bytes of the next packet of a stream that has come to byte `next` of `end`.
+fn packet_len<P: Port>(port: &P, next: u64, end: u64) -> usize {
+    port.packet_bytes().min(piece(end)).min(end.saturating_sub(next) as usize)
+}
+
+/// The first part of a message, which the port has prepared before the receiver has requested it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct PreparedPart {
+    /// The slot of the send.
+    request: u32,
+    start: u64,
+    len: usize,
+}
+
+impl PreparedPart {
+    /// Sends the part if it is what `envelope` says, from byte `next` on. Returns `false` if nothing was sent; the part
+    /// is then discarded.
+    fn send<P: Port>(
+        self,
+        port: &mut P,
+        peer: PeerId,
+        envelope: &Envelope,
+        next: u64,
+    ) -> Result<bool, PeerFault> {
+        let is_next = self.start == next && self.len as u64 == envelope.total;
+        #[cfg(nemesia_injected_fault)]
+        let is_next =
+            is_next || injected(InjectedFault::SendUnrequested) && self.len as u64 == envelope.total;
+        if is_next && port.send_prepared(peer, envelope)? {
+            return Ok(true);
+        }
+        port.discard_prepared();
+        Ok(false)
+    }
+}
+
+impl<P: Port, S: Storage> Engine<P, S> {
+    /// Makes the port prepare the part of an announced message that begins with byte `start`, if the receiver will
+    /// probably request it as a stream and nothing else is offered to it: the copy then takes the time of the question.
+    /// Otherwise there is other work in that time, or the copy would be in vain.
+    pub(super) fn prepare(&mut self, to: PeerId, index: u32, start: usize) {
+        let State::Offered { message, .. } = &self.requests.get(index).0 else { return };
+        let buf = message.buf.alias();
+        let total = buf.len() as u64;
+        let is_likely = self.peer(to).streamed.contains(total);
+        if !is_likely || self.prepared.is_some() || self.first(to, PeerQueue::Offered) != Some(index) {
+            return;
+        }
+        let len = packet_len(&self.port, start as u64, total);
+        if let Some(bytes) = buf.whole(start, len).filter(|bytes| !bytes.is_empty())
+            && self.port.prepare(to, bytes)
+        {
+            self.prepared = Some(PreparedPart { request: index, start: start as u64, len });
+        }
+    }
+
+    /// Discards what was prepared of a message, because the message has moved otherwise or its receiver has failed.
+    pub(in crate::engine) fn discard_prepared(&mut self, index: u32) {
+        if self.prepared.take_if(|part| part.request == index).is_some() {
+            self.port.discard_prepared();
+        }
     }
 }
 

@@ -226,6 +226,18 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
         self.port.set_data_stores(peer, stores);
     }
 
+    fn prepare(&mut self, peer: PeerId, bytes: &[u8]) -> bool {
+        self.port.prepare(peer, bytes)
+    }
+
+    fn send_prepared(&mut self, peer: PeerId, envelope: &Envelope) -> Result<bool, PeerFault> {
+        self.port.send_prepared(peer, envelope)
+    }
+
+    fn discard_prepared(&mut self) {
+        self.port.discard_prepared();
+    }
+
     fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool {
         assert!(at + to.len() <= arrival.len, "{} bytes from {at} of {}", to.len(), arrival.len);
         self.non_temporal.set(self.non_temporal.get() + to.len());

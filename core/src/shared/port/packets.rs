@@ -209,6 +209,7 @@ where
     }
 
     fn close(&mut self, peer: PeerId) {
+        self.discard_prepared_for(peer);
         // A peer that lives may wait for the cell.
         if self.deferred.is_some_and(|(owner, _)| owner == peer) {
             self.release_deferred();

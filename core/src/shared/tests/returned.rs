@@ -227,3 +227,90 @@ fn the_data_of_a_stream_are_filled_as_the_receiver_requests() {
         assert_eq!(zero.traffic(1).non_temporal, past, "{own:?}, requested {asked:?}");
     }
 }
+
+/// A data packet of 300 bytes.
+fn part(tag: u64) -> Envelope {
+    Envelope { kind: Kind::Data, context: 0, tag, total: 300 }
+}
+
+#[test]
+fn a_prepared_packet_holds_a_cell_until_it_is_sent_or_discarded() {
+    let fabric = Fabric::new(WorldShape { cells: 8, cell_bytes: 512, ..tiny(3) });
+    let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
+    assert!(zero.prepare(1, &contents(1, 300)));
+    assert_eq!(zero.free_cells(), 7);
+    assert!(!zero.prepare(2, &contents(2, 300)), "one packet at a time");
+    // Other packets overtake it, to its receiver too.
+    for (to, port) in [(1, &mut one), (2, &mut two)] {
+        assert!(send(&mut zero, to, 5, 400));
+        assert_eq!(take(port, 1), Some((0, 5)));
+    }
+    for to in [0, 2] {
+        assert_eq!(zero.send_prepared(to, &part(1)), Ok(false), "it is for another peer");
+    }
+    assert_eq!(zero.send_prepared(1, &Envelope { total: 299, ..part(1) }), Ok(false), "it is longer");
+    assert_eq!(zero.send_prepared(1, &part(1)), Ok(true));
+    assert_eq!(zero.send_prepared(1, &part(1)), Ok(false), "it was sent");
+    assert_eq!(take(&mut one, 1), Some((0, 1)));
+    // A poll that finds nothing returns the last cell.
+    assert_eq!([take(&mut one, 1), take(&mut two, 1)], [None; 2]);
+    collected(&mut zero);
+    assert_eq!(zero.free_cells(), 8);
+    assert!(zero.prepare(2, &contents(3, 300)));
+    zero.discard_prepared();
+    assert_eq!((zero.free_cells(), zero.send_prepared(2, &part(3))), (8, Ok(false)));
+    // The end of a link is the end of what was prepared for it, and of no other.
+    assert!(zero.prepare(2, &contents(4, 300)));
+    zero.close(1);
+    assert_eq!(zero.free_cells(), 7);
+    zero.close(2);
+    assert_eq!((zero.free_cells(), zero.send_prepared(2, &part(4))), (8, Ok(false)));
+    assert!(!zero.prepare(2, &contents(4, 300)), "there is no link");
+}
+
+#[test]
+fn a_packet_is_prepared_only_while_cells_are_plenty() {
+    let fabric = Fabric::new(WorldShape { cells: 8, cell_bytes: 512, ..tiny(2) });
+    let mut zero = fabric.port(0);
+    assert!(!zero.prepare(1, &contents(0, 513)), "it does not fit");
+    for turn in 0..4 {
+        assert!(send(&mut zero, 1, turn, 400));
+    }
+    assert!(!zero.prepare(1, &contents(4, 300)));
+    assert_eq!(zero.free_cells(), 4);
+}
+
+/// The receiver cannot return a cell that it does not hold yet: the cell would be filled again, and then sent to it
+/// instead of its packet.
+#[test]
+fn a_prepared_cell_is_not_returned_before_it_was_sent() {
+    let fabric = Fabric::new(WorldShape { cells: 8, cell_bytes: 512, ..tiny(2) });
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    assert!(zero.prepare(1, &contents(1, 300)));
+    let mut announcer = FastboxSender::new(fabric.fastbox(1, 0), fabric.ack(0, 1));
+    let envelope = Envelope { kind: Kind::Eager, context: 5, tag: 1, total: 9 };
+    for cell in 0..8 {
+        assert_eq!(announcer.announce(1 + u64::from(cell), &envelope, 2, Some(cell)), Ok(true));
+        let crate::port::Polled::Packet(arrival) = zero.poll() else { panic!("no packet has arrived") };
+        zero.release(arrival);
+        assert_eq!(zero.free_cells(), 7, "{cell} was free");
+    }
+    assert_eq!(zero.send_prepared(1, &part(1)), Ok(true));
+    assert_eq!(take(&mut one, 1), Some((0, 1)));
+}
+
+/// Between distant cores, and near ones of some processors, a cell that its receiver has just read is filled at half
+/// the speed.
+#[test]
+fn large_cells_are_used_in_turn_however_they_are_returned() {
+    let fabric = Fabric::new(WorldShape { cells: 16, cell_bytes: 8192, ..tiny(2) });
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    let mut used = vec![];
+    for turn in 0..64 {
+        assert!(send_copy(&mut zero, 1, turn, 8000) || send(&mut zero, 1, turn, 8000));
+        used.push(take_from_cell(&mut one));
+    }
+    for (at, cell) in used.iter().enumerate().skip(16) {
+        assert!(!used[at - 12..at].contains(cell), "{cell} again at {at}: {used:?}");
+    }
+}
