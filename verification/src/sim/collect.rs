@@ -305,6 +305,7 @@ impl<P: WorldPort> CollectWorld<P> {
     /// Receives everything, and checks that nothing is left.
     pub(crate) fn finish(&mut self) -> Check {
         self.world.fabric().calm = true;
+        let mut rests = false;
         for turn in 0.. {
             let mut moved = 0;
             for rank in 0..self.actors.len() as u32 {
@@ -331,7 +332,9 @@ impl<P: WorldPort> CollectWorld<P> {
             let horizon = self.world.fabric().horizon();
             self.world.fabric().now += horizon;
             let is_over = self.actors.iter().all(|actor| actor.sends.is_empty());
-            if moved == 0 && is_over && self.is_received() {
+            // The last parts of a message may be under way although its send is complete.
+            let rested = std::mem::replace(&mut rests, moved == 0 && is_over && self.is_received());
+            if rests && rested {
                 break;
             }
             if moved == 0 && turn % 20 == 19 {
