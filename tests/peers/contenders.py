@@ -104,11 +104,7 @@ def pingpong(name, launcher, setting, more=None):
     """Our own program, over one of the libraries against which it can be compiled."""
     asked = {"latency": "latency" in setting.tests, "window": setting.windows(), "still": setting.still}
     tests = [test for test, wanted in asked.items() if wanted]
-    lines = setting.scratch / "lines"  # memory that both processes share for the bare hand-over
-    lines.write_bytes(bytes(4096))
-    sizes = ",".join(map(str, setting.sizes))
-    program = [str(setting.scratch / f"pingpong-{name}"), ",".join(tests), sizes, str(lines)]
-    text = job.run(launcher + program, LIMIT, {**setting.env, **(more or {})})
+    text = job.run(launcher + program(name, setting, tests), LIMIT, {**setting.env, **(more or {})})
     found = {}
     for line in text.splitlines():
         word, *fields = line.split() or [""]
@@ -120,6 +116,13 @@ def pingpong(name, launcher, setting, more=None):
     if not found:
         raise job.Failed(f"it printed nothing that could be read: {job.last_words(text)}")
     return only(setting, found)
+
+
+def program(name, setting, tests):
+    """Returns the words that run our own program over a library, with the hand-over around each value."""
+    lines = setting.scratch / "lines"  # memory that both processes share for the bare hand-over
+    lines.write_bytes(bytes(4096))
+    return [str(setting.scratch / f"pingpong-{name}"), ",".join(tests), ",".join(map(str, setting.sizes)), str(lines)]
 
 
 def check_core(name, setting, rank, core, allowed):

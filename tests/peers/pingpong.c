@@ -295,26 +295,41 @@ static void measure_one(const char *test, double (*run)(size_t), size_t bytes) {
     printf("\n");
 }
 
-/* Prints the mean time of a message among the first ones: `parts` of samples that have `each` messages. */
-static void print_early(const char *test, size_t bytes, size_t parts, size_t each) {
+/* Returns the mean time of a message among the first ones: `parts` of samples that have `each` messages. */
+static double mean_early(size_t parts, size_t each) {
     double sum = 0;
     size_t at;
     for (at = 0; at < parts; at++) {
         sum += tick_ns * (double)samples[at];
     }
-    printf("%s %zu %zu %.2f\n", test, bytes, parts * each, sum / (double)(parts * each));
+    return sum / (double)(parts * each);
+}
+
+/* Prints the time among the first `few` and the first `many` samples. */
+static void print_early(const char *test, size_t bytes, size_t few, size_t many, size_t each, double before) {
+    const size_t counts[2] = {few, many};
+    const double values[2] = {mean_early(few, each), mean_early(many, each)};
+    const double after = lines == NULL ? 0 : hand_over();
+    int at;
+    for (at = 0; at < 2; at++) {
+        printf("%s %zu %zu %.2f", test, bytes, counts[at] * each, values[at]);
+        if (lines != NULL) {
+            printf(" %.2f %.2f", before, after);
+        }
+        printf("\n");
+    }
 }
 
 static void early(const char *tests, size_t bytes) {
-    if (strstr(tests, "trips-early") != NULL) {
+    const int trips = strstr(tests, "trips-early") != NULL, sends = strstr(tests, "windows-early") != NULL;
+    const double before = lines == NULL || !(trips || sends) ? 0 : hand_over();
+    if (trips) {
         ping(bytes, 500);
-        print_early("trips-early", bytes, 50, 2);
-        print_early("trips-early", bytes, 500, 2);
+        print_early("trips-early", bytes, 50, 500, 2, before);
     }
-    if (strstr(tests, "windows-early") != NULL) {
+    if (sends) {
         transmit_windows(bytes, 16);
-        print_early("windows-early", bytes, 2, WINDOW);
-        print_early("windows-early", bytes, 16, WINDOW);
+        print_early("windows-early", bytes, 2, 16, WINDOW, before);
     }
 }
 

@@ -61,7 +61,7 @@ mod tests;
 
 pub(super) use get::{Pull, is_worth_pulling};
 pub use select::PeerSelection;
-pub(super) use select::{ProtocolSelections, StreamedSizes};
+pub(super) use select::ProtocolSelections;
 pub(super) use stream::{PreparedPart, Stream, send_part};
 
 use super::{Engine, Storage};

@@ -3,9 +3,8 @@
 
 use core::borrow::{Borrow, BorrowMut};
 
-use super::lmt::StreamedSizes;
 use super::request::State;
-use super::state::{Assist, RmaState, WorkLink};
+use super::state::{Assist, RmaState, StreamedSizes, WorkLink};
 use super::{Engine, Failure, StartError, Storage};
 use crate::counters::Tally;
 use crate::flow::{Account, Allowance};

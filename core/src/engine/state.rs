@@ -14,7 +14,9 @@ pub use active::ACTIVE_BYTES;
 pub(super) use active::{Assembly, Outgoing};
 pub use completion::CompletionKind;
 pub(super) use completion::{CompletionMark, CompletionQueue};
-pub(super) use lmt::{Accesses, Assist, FIRST_BYTES, Incoming, Protocol, StreamState, TransferPhase};
+pub(super) use lmt::{
+    Accesses, Assist, FIRST_BYTES, Incoming, Protocol, StreamState, StreamedSizes, TransferPhase,
+};
 pub use multi::MultiReceiveOptions;
 pub(super) use multi::{MultiBuffer, MultiFit};
 pub use progress::{PACKETS_A_TURN, Progress};

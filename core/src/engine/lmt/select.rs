@@ -123,25 +123,6 @@ const fn class_of(bytes: u64) -> usize {
     if class < LARGE { class } else { LARGE }
 }
 
-/// The size classes of which a peer has requested the last message as a stream.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::engine) struct StreamedSizes(u16);
-
-const _: () = assert!(CLASSES <= u16::BITS as usize);
-
-impl StreamedSizes {
-    /// Returns whether the last message of about `bytes` bytes was requested as a stream.
-    pub(super) const fn contains(self, bytes: u64) -> bool {
-        self.0 >> class_of(bytes) & 1 != 0
-    }
-
-    /// Takes note of how the peer has taken a message of `bytes` bytes.
-    pub(super) const fn set(&mut self, bytes: u64, is_streamed: bool) {
-        let class = 1 << class_of(bytes);
-        self.0 = if is_streamed { self.0 | class } else { self.0 & !class };
-    }
-}
-
 impl ProtocolSelection {
     /// Returns the protocol for a message that begins at `now`.
     fn begin(&mut self, message: MessageForm, now: u64, protocol_number: u8) -> Protocol {

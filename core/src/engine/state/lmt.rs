@@ -164,3 +164,24 @@ pub(in crate::engine) struct Assist {
     /// Address of the first byte of the message in the peer's memory.
     pub(in crate::engine) address: u64,
 }
+
+/// The sizes, one for each power of two, of which a peer has requested the last message as a stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::engine) struct StreamedSizes(u64);
+
+impl StreamedSizes {
+    /// Returns whether the last message of about `bytes` bytes was requested as a stream.
+    pub(in crate::engine) const fn contains(self, bytes: u64) -> bool {
+        self.0 & Self::size(bytes) != 0
+    }
+
+    /// Takes note of how the peer has taken a message of `bytes` bytes.
+    pub(in crate::engine) const fn set(&mut self, bytes: u64, is_streamed: bool) {
+        let size = Self::size(bytes);
+        self.0 = if is_streamed { self.0 | size } else { self.0 & !size };
+    }
+
+    const fn size(bytes: u64) -> u64 {
+        1 << (bytes | 1).ilog2()
+    }
+}

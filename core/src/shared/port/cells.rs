@@ -91,6 +91,7 @@ where
             (stores, _) => stores,
         };
         let (len, received) = (envelope.total as usize, link.traffic.expected);
+        let stores = self.pool.stores(cell, len, stores);
         let how = self.copy_policies.fill(peer, stores, len, received, || self.host.ticks());
         let filled = fill(&self.pool, cell, self.write_prefetch.writing(how, cell, len));
         debug_assert!(filled, "`reserve` checked the size");
@@ -148,6 +149,7 @@ where
         }
         let cell = self.pool.take(peer)?;
         let (stores, received) = (self.config.stores, link.traffic.expected);
+        let stores = self.pool.stores(cell, len, stores);
         let how = self.copy_policies.fill(peer, stores, len, received, || self.host.ticks());
         let writing = self.write_prefetch.writing(how, cell, len);
         let filled = self.pool.fill(cell, pieces, writing);

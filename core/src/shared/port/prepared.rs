@@ -40,8 +40,9 @@ where
         };
         let (len, received) = (bytes.len(), link.traffic.expected);
         let stores = self.config.stores.or(link.traffic.data_stores);
-        let how = self.copy_policies.fill(peer, stores, len, received, || self.host.ticks());
         let Some(cell) = self.pool.take(NOBODY) else { return false };
+        let stores = self.pool.stores(cell, len, stores);
+        let how = self.copy_policies.fill(peer, stores, len, received, || self.host.ticks());
         let filled = self.pool.fill(cell, [bytes, &[]], self.write_prefetch.writing(how, cell, len));
         debug_assert!(filled, "the size was checked");
         self.prepared = Some(PreparedPacket { peer, cell, len, how });

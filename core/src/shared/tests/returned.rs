@@ -314,3 +314,22 @@ fn large_cells_are_used_in_turn_however_they_are_returned() {
         assert!(!used[at - 12..at].contains(cell), "{cell} again at {at}: {used:?}");
     }
 }
+
+#[test]
+fn pages_that_were_never_used_are_filled_by_plain_stores() {
+    let fabric =
+        Fabric::storing(WorldShape { cells: 8, cell_bytes: 16384, ..tiny(2) }, Some(Stores::NonTemporal));
+    let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
+    // Cells are used in turn. Each line: the bytes of the messages of a lap, and how many are past the caches.
+    for (lap, (len, past)) in
+        [(4096, 0), (4000, 8), (4096, 8), (9000, 0), (12_000, 8), (12_289, 0)].into_iter().enumerate()
+    {
+        let before = zero.traffic(1).non_temporal;
+        for turn in 0..8 {
+            let tag = (8 * lap + turn) as u64;
+            assert!(send_copy(&mut zero, 1, tag, len) || send(&mut zero, 1, tag, len));
+            assert_eq!(take(&mut one, 1), Some((0, tag)));
+        }
+        assert_eq!(zero.traffic(1).non_temporal - before, past, "lap {lap}");
+    }
+}
