@@ -103,11 +103,15 @@ impl Pattern {
 
 /// Returns the hash of the values that identify a message to an exact receive. The hash is multiplicative and
 /// not meant against adversaries: a peer whose tags collide slows only the matching of its own messages.
+///
+/// The factor was found by a search: it spreads consecutive tags as evenly as the usual one, which derives from the
+/// golden ratio, and also tags whose distance is any power of two, where that one needs up to three comparisons. The
+/// tests of this module and of the store measure it.
 #[inline(always)]
 pub fn hash(source: PeerId, context: u16, tag: u64) -> u32 {
-    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    const FACTOR: u64 = 0x4acc_f5cc_bc96_b043;
     let key = tag ^ (u64::from(source) << 40) ^ (u64::from(context) << 24);
-    let mixed = (key ^ (key >> 32)).wrapping_mul(GOLDEN);
+    let mixed = (key ^ (key >> 32)).wrapping_mul(FACTOR);
     (mixed >> 32) as u32
 }
 
