@@ -15,6 +15,8 @@ fn program(flags: &[&str], linking: Linking, name: &str) -> Result<PathBuf, Stri
 fn check(command: &mut Command, size: usize, name: &str) -> Result<(), String> {
     let directory = scratch().join(format!("runtime-{name}"));
     let shown = |error: std::io::Error| format!("{}: {error}", directory.display());
+    // What a run that failed has left there.
+    let _ = std::fs::remove_dir_all(&directory);
     std::fs::create_dir_all(&directory).map_err(shown)?;
     let text = output(command.arg(size.to_string()).current_dir(&directory).env("NEMESIA_CONFIG", ""))?;
     let mut said: Vec<&str> = text.lines().collect();

@@ -29,6 +29,8 @@ fn two_processes_converse_in_event_loops_of_tokio() -> Result<(), String> {
 fn small_runtime(mut command: Command, size: usize, name: &str) -> Result<(), String> {
     let directory = PathBuf::from(SCRATCH).join(format!("runtime-rust-{name}"));
     let shown = |error: std::io::Error| format!("{}: {error}", directory.display());
+    // What a run that failed has left there.
+    let _ = std::fs::remove_dir_all(&directory);
     std::fs::create_dir_all(&directory).map_err(shown)?;
     let output = command.arg(size.to_string()).current_dir(&directory).env("NEMESIA_CONFIG", "").output();
     let output = output.map_err(|error| format!("{command:?}: {error}"))?;
