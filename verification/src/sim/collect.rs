@@ -51,6 +51,8 @@ pub(crate) struct CollectWorld<P: WorldPort> {
     rng: Rng,
     pub(crate) world: World<P>,
     actors: Vec<Actor>,
+    /// Whether nobody posts buffers for many messages, before which the engine completes no receive at once.
+    is_plain: bool,
     /// The messages by source and destination, and how many of them have arrived.
     sent: Vec<Vec<Vec<Outgoing>>>,
     arrived: Vec<Vec<usize>>,
@@ -66,8 +68,10 @@ impl<P: WorldPort> CollectWorld<P> {
     ) -> Result<Self, Violation> {
         let fabric = Fabric::new(shape.conditions, Rng::new(rng.next(), 0), bug, trace);
         let count = shape.conditions.ranks as usize;
+        let is_plain = rng.one_in(3);
         Ok(Self {
             rng,
+            is_plain,
             // These actors know each other from the start.
             world: World::new(fabric, medium, Terms { most_peers: None, unmet: false, ..shape.terms })?,
             actors: std::iter::repeat_with(Actor::default).take(count).collect(),
@@ -96,45 +100,91 @@ impl<P: WorldPort> CollectWorld<P> {
         let rank = self.rank();
         match self.rng.below(16) {
             0..4 => self.send(rank)?,
-            4 | 5 => self.post(rank)?,
+            4 | 5 if !self.is_plain => self.post(rank)?,
+            4 | 5 => self.receive(rank)?,
             6 => self.receive(rank)?,
             7 if self.rng.one_in(2) => self.cancel(rank)?,
             7..10 => {
                 let most = 1 + self.rng.below(5);
                 self.take(rank, most)?;
             }
-            _ => _ = self.world.progress(rank, self.rng.one_in(2)),
+            10 => self.converse(rank)?,
+            _ => self.progress(rank)?,
         }
         self.hear(rank)
     }
 
+    /// Makes progress. A rank that finds nothing to do leaves out most calls, as a process does that polls without a
+    /// pause.
+    fn progress(&mut self, rank: u32) -> Check {
+        if self.world.is_quiet(rank)? {
+            self.count(Event::Quiet);
+            if !self.rng.one_in(4) {
+                return Ok(());
+            }
+        }
+        let whole = self.rng.one_in(2);
+        self.world.progress(rank, whole);
+        Ok(())
+    }
+
+    /// Lets a rank post receives, a peer send short messages for them, and the rank take what has come, before it makes
+    /// progress: it then takes most of them without the queue.
+    fn converse(&mut self, rank: u32) -> Check {
+        let peer = self.peer_of(rank);
+        while self.take(rank, 7)? > 0 {}
+        let tag = self.rng.below(2) as u64;
+        let pattern = Pattern { source: Source::Rank(peer), context: 0, tag, ignore: 0 };
+        for _ in 0..1 + self.rng.below(4) {
+            self.receive_into(rank, pattern, 1500)?;
+            if self.actors[peer as usize].sends.len() >= 6 {
+                self.take(peer, 4)?;
+            }
+            let len = self.rng.pick(&[0, 1, 8, 8, 30]);
+            self.send_one(peer, rank, tag, len)?;
+        }
+        let delay = self.world.fabric().conditions.delay as u64;
+        self.world.fabric().now += delay;
+        self.take(rank, 5).map(drop)
+    }
+
+    /// Returns another rank.
+    fn peer_of(&mut self, rank: u32) -> u32 {
+        let ranks = self.actors.len();
+        ((rank as usize + 1 + self.rng.below(ranks - 1)) % ranks) as u32
+    }
+
     fn pattern(&mut self, rank: u32) -> Pattern {
-        let peer = (rank + 1 + self.rng.below(self.actors.len() - 1) as u32) % self.actors.len() as u32;
+        let peer = self.peer_of(rank);
         let source = if self.rng.one_in(2) { Source::Any } else { Source::Rank(peer) };
         let ignore = if self.rng.one_in(2) { u64::MAX } else { 0 };
         Pattern { source, context: 0, tag: self.rng.below(2) as u64, ignore }
     }
 
     fn send(&mut self, from: u32) -> Check {
-        let ranks = self.actors.len();
-        let to = (from as usize + 1 + self.rng.below(ranks - 1)) % ranks;
-        if self.actors[from as usize].sends.len() >= 6 || self.actors[to].model.stored.len() > 20 {
+        let to = self.peer_of(from);
+        if self.actors[from as usize].sends.len() >= 6 || self.actors[to as usize].model.stored.len() > 20 {
             return self.take(from, 4).map(drop);
         }
         let len = self.rng.pick(&[0, 1, 8, 8, 30, 60, 200, 300, 1500]);
+        let tag = self.rng.below(2) as u64;
+        self.send_one(from, to, tag, len)
+    }
+
+    fn send_one(&mut self, from: u32, to: u32, tag: u64, len: usize) -> Check {
         // Several empty messages may have one place: their immediate data name them.
         let immediate = if len == 0 || self.rng.one_in(2) { Some(self.rng.next()) } else { None };
         let is = Outgoing {
-            to: to as u32,
+            to,
             context: 0,
-            tag: self.rng.below(2) as u64,
+            tag,
             key: self.rng.next(),
             len,
             immediate,
             synchronous: self.rng.one_in(6),
         };
         let number = SENDS + self.actors[from as usize].sent;
-        self.sent[from as usize][to].push(is);
+        self.sent[from as usize][to as usize].push(is);
         match self.world.send_queued(from, &is, number) {
             Ok(handle) => {
                 self.note(|| format!("rank {from} sends {is:?}"));
@@ -144,7 +194,7 @@ impl<P: WorldPort> CollectWorld<P> {
                 Ok(())
             }
             Err(StartError::Requests { .. }) => {
-                self.sent[from as usize][to].pop();
+                self.sent[from as usize][to as usize].pop();
                 Ok(())
             }
             Err(error) => Err(Violation(format!("rank {from} can't send: {error}"))),

@@ -350,6 +350,10 @@ impl ShortPath for SimPort {
         let prefix = EagerPrefix::decode(envelope.kind, &head[..skip])?;
         Some((peer, envelope, prefix.immediate))
     }
+
+    fn is_quiet(&mut self) -> bool {
+        self.fabric.borrow_mut().poll(self.rank).is_none()
+    }
 }
 
 // SAFETY: an access ends before `get` returns, or is only described by numbers: its bytes are copied by the fabric,

@@ -81,11 +81,12 @@ pub(crate) enum Event {
     /// A message had to wait for credit.
     Held,
     /// A message was placed into a buffer for many; such a buffer was used up; a message waited for a slot; a receive
-    /// of the completion queue took its message at once.
+    /// of the completion queue took its message at once; a process found nothing to do.
     MultiPlaced,
     MultiEnd,
     Starved,
     CompletedNext,
+    Quiet,
     /// Shared memory: a packet was sent; a message was copied at once; a packet was found in a fastbox, in a cell by
     /// the queue or a scan, and in a cell by the fastbox; one with a prefix was taken at once; one was a part of a
     /// stream.
@@ -206,7 +207,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 144] = [
+const EVENTS: [(Event, &str); 145] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -265,6 +266,7 @@ const EVENTS: [(Event, &str); 144] = [
     (Event::MultiEnd, "used up"),
     (Event::Starved, "starved"),
     (Event::CompletedNext, "completed at once"),
+    (Event::Quiet, "nothing to do"),
     (Event::SharedPacket, "shared memory: packets"),
     (Event::SharedCopied, "copied at once"),
     (Event::SharedFastbox, "in fastboxes"),

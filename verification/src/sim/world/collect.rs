@@ -4,6 +4,7 @@ use nemesia_core::engine::{CompletionKind, MultiReceiveOptions, OperationComplet
 
 use super::{Outgoing, Pattern, RequestHandle, World, WorldPort};
 use crate::tally::Event;
+use crate::violation::{Violation, ensure};
 
 impl<P: WorldPort> World<P> {
     /// Sends a message whose completion enters the queue.
@@ -64,6 +65,17 @@ impl<P: WorldPort> World<P> {
         let count = self.engine(rank).take_completions(&mut taken);
         taken.truncate(count);
         taken
+    }
+
+    /// Returns whether a rank finds nothing to do. No completion may then wait.
+    pub(crate) fn is_quiet(&mut self, rank: u32) -> Result<bool, Violation> {
+        let engine = self.engine(rank);
+        let is_quiet = engine.is_quiet();
+        ensure!(
+            !is_quiet || engine.take_completions(&mut [OperationCompletion::default()]) == 0,
+            "rank {rank} is quiet, but a completion waits"
+        );
+        Ok(is_quiet)
     }
 
     /// Returns whether messages wait for slots to enter their buffers.
