@@ -31,8 +31,14 @@ fn len(number: u64) -> usize {
     [8, 1, 100, 4000, 40_000, 300_000][(number % 6) as usize]
 }
 
+/// Returns bytes that repeat after `PERIOD`. They are copies: one number after the other would take most of the time of
+/// these tests, which are not optimised.
 fn content(tag: u64, len: usize) -> Vec<u8> {
-    (0..len as u64).map(|at| (tag >> 32 ^ tag ^ at.wrapping_mul(31)) as u8).collect()
+    const PERIOD: usize = 256;
+    let numbers = (0..PERIOD as u64).map(|at| (tag >> 32 ^ tag ^ at.wrapping_mul(31)) as u8);
+    let mut bytes = numbers.collect::<Vec<u8>>().repeat(len.div_ceil(PERIOD));
+    bytes.truncate(len);
+    bytes
 }
 
 /// Sends from one thread to every thread of the other endpoint, and receives from each, in three ways.
