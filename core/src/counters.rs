@@ -29,13 +29,6 @@ impl Count {
         self.count += 1;
         self.bytes += bytes as u64;
     }
-
-    /// Counts a packet of this kind. The number of eager packets is derived.
-    #[inline(always)]
-    pub(crate) fn add_packet(&mut self, kind: Kind, bytes: usize) {
-        self.count += u64::from(kind != Kind::Eager);
-        self.bytes += bytes as u64;
-    }
 }
 
 /// The counters of a port for one peer, returned by [`crate::port::PacketPort::traffic`].

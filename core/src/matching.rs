@@ -165,7 +165,12 @@ impl<B: BorrowMut<[List]>> Buckets<B> {
     /// Returns the list of a hash for modification.
     #[inline(always)]
     pub fn get_mut(&mut self, hash: u32) -> &mut List {
-        let index = self.index(hash);
+        self.at_mut(self.index(hash))
+    }
+
+    /// Returns the list that [`Buckets::index`] of a hash names, for modification.
+    #[inline(always)]
+    fn at_mut(&mut self, index: usize) -> &mut List {
         self.lists.borrow_mut().get_mut(index).unwrap_or(&mut self.spare)
     }
 
@@ -203,6 +208,21 @@ impl First<'_> {
         *self.count -= 1;
         requests.pop_front(self.list);
     }
+}
+
+/// A posted receive that a message matches, and its list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundReceive {
+    /// The request.
+    pub index: u32,
+    list: PostedList,
+}
+
+/// A list of posted receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PostedList {
+    Exact(usize),
+    Wild(usize),
 }
 
 /// The posted receives.
@@ -288,24 +308,23 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         if self.count == 0 {
             return None;
         }
-        let matches =
-            |request: &T| request.posted().is_some_and(|(pattern, _)| pattern.matches(from, envelope));
-        let hash = hash(from, envelope.context, envelope.tag);
-        let exact = requests.find(self.exact.get(hash), matches);
-        let list = &mut self.wild[wild_of(envelope.context)];
-        let wild = if list.is_empty() { None } else { requests.find(list, matches) };
-        #[cfg(nemesia_injected_fault)]
-        let wild = wild.filter(|_| exact.is_none() || !injected(InjectedFault::PreferExact));
-        let number = |index: u32| requests.get(index).posted().map_or(u64::MAX, |(_, number)| number);
-        let (index, list) = match (exact, wild) {
-            (Some(exact), Some(wild)) if number(wild) < number(exact) => (wild, list),
-            (Some(exact), _) => (exact, self.exact.get_mut(hash)),
-            (None, Some(wild)) => (wild, list),
-            (None, None) => return None,
+        let found = self.find(requests, (from, envelope), |_| true)?;
+        self.remove_found(requests, found);
+        Some(found.index)
+    }
+
+    /// Removes a receive that was found just now.
+    #[inline(always)]
+    pub fn remove_found<T, S>(&mut self, requests: &mut Slab<T, S>, found: FoundReceive)
+    where
+        S: BorrowMut<[Slot<T>]>,
+    {
+        let list = match found.list {
+            PostedList::Exact(at) => self.exact.at_mut(at),
+            PostedList::Wild(at) => &mut self.wild[at % WILD],
         };
         self.count -= 1;
-        requests.unlink(list, index);
-        Some(index)
+        requests.unlink(list, found.index);
     }
 
     /// Puts a receive back to the place from which [`Posted::take`] has just removed it.
@@ -324,7 +343,7 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         requests: &Slab<T, S>,
         (from, envelope): (PeerId, &Envelope),
         test: impl Fn(&T) -> bool,
-    ) -> Option<u32>
+    ) -> Option<FoundReceive>
     where
         T: Posting,
         S: BorrowMut<[Slot<T>]>,
@@ -332,11 +351,24 @@ impl<B: BorrowMut<[List]>> Posted<B> {
         let matches = |request: &T| {
             request.posted().is_some_and(|(pattern, _)| pattern.matches(from, envelope)) && test(request)
         };
-        let hash = hash(from, envelope.context, envelope.tag);
-        let lists = [self.exact.get(hash), &self.wild[wild_of(envelope.context)]];
-        let found = lists.map(|list| requests.find(list, &matches));
-        let number = |index: &u32| requests.get(*index).posted().map_or(u64::MAX, |(_, number)| number);
-        found.into_iter().flatten().min_by_key(number)
+        let (at, wild_at) =
+            (self.exact.index(hash(from, envelope.context, envelope.tag)), wild_of(envelope.context));
+        let exact = requests.find(self.exact.lists.borrow().get(at).unwrap_or(&self.exact.spare), &matches);
+        let wild = &self.wild[wild_at];
+        let wild = if wild.is_empty() { None } else { requests.find(wild, &matches) };
+        #[cfg(nemesia_injected_fault)]
+        let wild = wild.filter(|_| exact.is_none() || !injected(InjectedFault::PreferExact));
+        let number = |index: u32| requests.get(index).posted().map_or(u64::MAX, |(_, number)| number);
+        match (exact, wild) {
+            (Some(exact), Some(wild)) if number(wild) >= number(exact) => Some((exact, true)),
+            (Some(exact), None) => Some((exact, true)),
+            (_, Some(wild)) => Some((wild, false)),
+            (None, None) => None,
+        }
+        .map(|(index, is_exact)| {
+            let list = if is_exact { PostedList::Exact(at) } else { PostedList::Wild(wild_at) };
+            FoundReceive { index, list }
+        })
     }
 
     /// Returns whether no posted receive can match a message that the pattern matches. The answer is `false`

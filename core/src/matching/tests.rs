@@ -341,7 +341,13 @@ impl MatchingTwin {
                     pattern.matches(from, &message) && number % 2 == 1
                 };
                 let wanted = model.iter().find(odd).map(|(.., index)| *index);
-                assert_eq!(posted.find(slots, (from, &message), is_odd), wanted);
+                let found = posted.find(slots, (from, &message), is_odd);
+                assert_eq!(found.map(|found| found.index), wanted);
+                if let Some(found) = found {
+                    posted.remove_found(slots, found);
+                    let at = model.iter().position(|(.., index)| *index == found.index).unwrap_or(usize::MAX);
+                    slots.remove(model.remove(at).2);
+                }
             }
             PostedOp::Remove if !model.is_empty() => {
                 let (pattern, _, index) = model.remove(rng.below(model.len()));

@@ -119,7 +119,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let pattern = buffer.pattern;
         self.posted.restore(&mut self.requests, first, &pattern);
         loop {
-            let index = self.posted.find(&self.requests, message, |request| request.takes(total))?;
+            let found = self.posted.find(&self.requests, message, |request| request.takes(total))?;
+            let index = found.index;
             match &mut self.requests.get_mut(index).0 {
                 State::Multi { buffer, .. } if buffer.fit(total) == MultiFit::Fits => {
                     let taken =
@@ -130,9 +131,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
                     return taken;
                 }
                 State::Multi { .. } => self.end_multi(index, None),
-                State::Posted { pattern, buf, .. } => {
-                    let (pattern, buf) = (*pattern, core::mem::replace(buf, RecvBuf::empty()));
-                    self.posted.remove(&mut self.requests, index, &pattern);
+                State::Posted { buf, .. } => {
+                    let buf = core::mem::replace(buf, RecvBuf::empty());
+                    self.posted.remove_found(&mut self.requests, found);
                     return Some((index, buf));
                 }
                 // Not reached: the queue has no others.

@@ -184,22 +184,22 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let (posted, requests) = (&self.posted, &mut self.requests);
         let mut first = None;
         let (from, envelope, immediate) = self.port.take_into(|from, envelope| {
-            let index = posted.find(requests, (from, envelope), |_| true)?;
-            let is_queued = requests.is_hidden(index);
-            let Request(State::Posted { pattern, buf, .. }, mark) = requests.get_mut(index) else {
+            let found = posted.find(requests, (from, envelope), |_| true)?;
+            let is_queued = requests.is_hidden(found.index);
+            let Request(State::Posted { buf, .. }, mark) = requests.get_mut(found.index) else {
                 return None;
             };
-            first = Some((index, *pattern, mark.context));
+            first = Some((found, mark.context));
             buf.whole(0, usize::MAX).filter(|_| is_queued)
         })?;
-        let (index, pattern, number) = first?;
-        self.posted.remove(&mut self.requests, index, &pattern);
-        self.requests.remove(index);
+        let (found, number) = first?;
+        self.posted.remove_found(&mut self.requests, found);
+        self.requests.remove(found.index);
         let (kind, packet_len) = (envelope.kind, envelope.total as usize);
         self.trace.note("complete_next", envelope.total);
         let tally = &mut self.peer(from).tally;
         tally.posted += 1;
-        tally.received[kind.index()].add_packet(kind, packet_len);
+        tally.received[kind.index()].add(packet_len);
         if let Err(fault) = self.charge(from, cost(packet_len), false) {
             self.fault(PeerFault { peer: from, fault });
         }

@@ -74,7 +74,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
         };
         let Some(unsettled) = sent else { return false };
         peer.allowance.spend(UNITS);
-        peer.tally.sent[kind.index()].add_packet(kind, len);
+        let sent = &mut peer.tally.sent[kind.index()];
+        match immediate {
+            // The number of eager packets is derived.
+            None => sent.bytes += len as u64,
+            Some(_) => sent.add(len),
+        }
         self.trace.note("send_short", len as u64);
         if unsettled {
             self.port.settle_send(to);
