@@ -419,9 +419,21 @@ fn a_posted_receive_of_the_queue_takes_the_next_message_without_an_entry() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_or_lies_in_a_cell_completes_its_receive_in_the_queue() {
+fn a_posted_receive_of_the_queue_takes_the_next_message_from_its_cell() {
     let wanted = Pattern { source: Source::Rank(0), context: 3, tag: 5, ignore: 0 };
-    for (len, room) in [(8, 7), (8, 0), (17, 16), (17, 17), (3000, 3000)] {
+    for (len, room) in [(17, 17), (17, 40), (40, 40)] {
+        for immediate in [None, Some(6)] {
+            let (next, taken) = completed_at_once((len, immediate), (wanted, room));
+            let status = Status { peer: 0, tag: 5, len, immediate };
+            assert_eq!((next, taken), (Some((70, status)), vec![]));
+        }
+    }
+}
+
+#[test]
+fn a_message_that_does_not_fit_or_is_long_completes_its_receive_in_the_queue() {
+    let wanted = Pattern { source: Source::Rank(0), context: 3, tag: 5, ignore: 0 };
+    for (len, room) in [(8, 7), (8, 0), (17, 16), (3000, 3000)] {
         for immediate in [None, Some(6)] {
             let (next, taken) = completed_at_once((len, immediate), (wanted, room));
             assert_eq!(next, None);

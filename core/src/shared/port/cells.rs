@@ -12,7 +12,7 @@ use crate::port::{Arrival, PacketPort, PeerFault, PeerId};
 use crate::shared::fastbox::FastboxPacket;
 use crate::shared::pool::{CellPool, CellRecord, ReuseOrder};
 use crate::shared::sleep::WakeReason;
-use crate::wire::prefix::{MOST_PREFIX_BYTES, PrefixWords};
+use crate::wire::prefix::{IMMEDIATE_BYTES, MOST_PREFIX_BYTES, PrefixWords};
 use crate::wire::{Envelope, Kind};
 
 /// Bytes from which on cells are used in turn, however they come back: together they fill the first-level cache anyway,
@@ -290,6 +290,41 @@ where
         }
         self.release(Arrival { token: PacketPlace::Announced(cell), ..poll::small(peer, packet) });
         Some((peer, packet.envelope, words))
+    }
+
+    /// As [`ShortPath::take_into`](crate::port::ShortPath::take_into), for a packet whose payload lies in a cell.
+    #[inline(never)]
+    pub(super) fn take_announced_into<'b>(
+        &mut self,
+        peer: PeerId,
+        place: impl FnOnce(PeerId, &Envelope) -> Option<&'b mut [u8]>,
+    ) -> Option<(PeerId, Envelope, Option<u64>)> {
+        let burst = self.burst.checked_sub(1)?;
+        let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
+        if !link.ends.inbound.has_next() {
+            return None;
+        }
+        // A fault is left to a poll.
+        let packet = link.ends.inbound.peek().ok()??;
+        let cell = packet.cell?;
+        let skip = match packet.envelope.kind {
+            Kind::Eager => 0,
+            Kind::EagerImmediate => IMMEDIATE_BYTES,
+            _ => return None,
+        };
+        let len = packet.len.checked_sub(skip)?;
+        if packet.sequence != link.traffic.expected as u16 || !link.ends.cells.holds(cell, packet.len) {
+            return None;
+        }
+        let mut immediate = [0; IMMEDIATE_BYTES];
+        let to = place(peer, &packet.envelope)?.get_mut(..len)?;
+        if !link.ends.cells.read(cell, 0, immediate.get_mut(..skip)?) || !link.ends.cells.read(cell, skip, to)
+        {
+            return None;
+        }
+        self.burst = burst;
+        self.release(Arrival { token: PacketPlace::Announced(cell), ..poll::small(peer, packet) });
+        Some((peer, packet.envelope, (skip > 0).then(|| u64::from_le_bytes(immediate))))
     }
 
     /// Defers the release of a peer's cell that was read. `back` is a cell of this process that came back

@@ -190,7 +190,9 @@ where
         let link = self.links.borrow_mut().get_mut(peer as usize)?.as_mut()?;
         let burst = self.burst.checked_sub(1)?;
         let inbound = &mut link.ends.inbound;
-        let packet = inbound.due_of_any_kind(link.traffic.expected)?;
+        let Some(packet) = inbound.due_of_any_kind(link.traffic.expected) else {
+            return self.take_announced_into(peer, place);
+        };
         let skip = match packet.envelope.kind {
             Kind::Eager => 0,
             Kind::EagerImmediate => IMMEDIATE_BYTES,
