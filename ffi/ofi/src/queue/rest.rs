@@ -6,27 +6,30 @@
 //! this machine that it knows can have a processor each: then those that want it are programs of others, and the
 //! scheduler divides the time. MPIs often bind each process to a processor, so those of all of them count.
 //!
-//! Whether another process has had the processor shows in the time of the call, compared with the shortest one: a peer
-//! that only looks for messages gives it back within a microsecond.
+//! The kernel counts how often another thread has had the processor of this one: time does not show it. Where four
+//! processes that poll share a processor, each call that gives it away takes as long as the others poll, the shortest
+//! one, too. If calls of the same length count as vain ones, all of them poll longer and longer.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::time::Instant;
 
-/// The failed reads before a process gives its processor away: at first, if peers may have run the last time, and at
-/// most.
+/// The failed reads before a process gives its processor away: at first, and if peers have run the last time.
 const FIRST: u32 = 32;
 const LEAST: u32 = 2;
+/// The most of them, and the most if there are more processes than processors: a few of their reads.
 const MOST: u32 = 4096;
-/// A call that takes longer than this many of the shortest one has let another process run.
-const OTHERS_RAN: u32 = 2;
+const MOST_OVERSUBSCRIBED: u32 = 256;
+
+thread_local! {
+    /// How often another thread had had the processor of this one when this thread gave it away last.
+    static SWITCHES: Cell<u64> = const { Cell::new(0) };
+}
 
 /// The failed reads of a queue. Threads that read at the same time may count one too few.
 #[derive(Debug)]
 pub(super) struct Rest {
     failed: AtomicU32,
     patience: AtomicU32,
-    /// The nanoseconds of the shortest call that gave the processor away.
-    shortest: AtomicU32,
     /// The number of peers on this machine when it was found whether there are more processes than processors, and
     /// whether there were.
     known: AtomicUsize,
@@ -35,9 +38,9 @@ pub(super) struct Rest {
 
 impl Rest {
     pub(super) fn new() -> Self {
-        let [failed, patience, shortest] = [0, FIRST, u32::MAX].map(AtomicU32::new);
+        let [failed, patience] = [0, FIRST].map(AtomicU32::new);
         let (known, is_oversubscribed) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { failed, patience, shortest, known, is_oversubscribed }
+        Self { failed, patience, known, is_oversubscribed }
     }
 
     /// Notes a read that has found something.
@@ -65,18 +68,71 @@ impl Rest {
     /// Gives the processor away.
     #[cold]
     pub(super) fn give_way(&self) {
-        let begun = Instant::now();
         std::thread::yield_now();
-        let took = u32::try_from(begun.elapsed().as_nanos()).unwrap_or(u32::MAX);
-        let shortest = took.min(self.shortest.load(Ordering::Relaxed));
-        self.shortest.store(shortest, Ordering::Relaxed);
+        let count = switches();
+        self.learn_yield(SWITCHES.replace(count) != count);
+        self.end();
+    }
+
+    /// Learns from a call that gave the processor away: whether another thread has had it since the call before.
+    fn learn_yield(&self, have_others_run: bool) {
         let is_oversubscribed = self.is_oversubscribed.load(Ordering::Relaxed);
-        let patience = match took > shortest.saturating_mul(OTHERS_RAN) {
+        let most = if is_oversubscribed { MOST_OVERSUBSCRIBED } else { MOST };
+        let patience = match have_others_run {
             true if is_oversubscribed => LEAST,
-            true => MOST,
-            false => MOST.min(2 * self.patience.load(Ordering::Relaxed)),
+            true => most,
+            false => most.min(2 * self.patience.load(Ordering::Relaxed)),
         };
         self.patience.store(patience, Ordering::Relaxed);
-        self.end();
+    }
+}
+
+/// Returns how often another thread has had the processor of this one.
+fn switches() -> u64 {
+    // SAFETY: a structure of numbers, for which 0 is valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure lives during the call. It does not fail for the calling thread.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    (usage.ru_nvcsw + usage.ru_nivcsw) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FIRST, LEAST, MOST, MOST_OVERSUBSCRIBED, Rest};
+
+    /// Returns the failed reads until the processor is given away.
+    fn reads(rest: &Rest) -> u32 {
+        let reads = 1 + (0..2 * MOST).take_while(|_| !rest.begin()).count() as u32;
+        rest.end();
+        reads
+    }
+
+    #[test]
+    fn oversubscribed_process_gives_way_soon_for_as_long_as_others_run() {
+        let rest = Rest::new();
+        rest.learn(7, || true);
+        assert_eq!(reads(&rest), FIRST);
+        for _ in 0..100 {
+            rest.learn_yield(true);
+            assert_eq!(reads(&rest), LEAST);
+        }
+        for _ in 0..100 {
+            rest.learn_yield(false);
+        }
+        assert_eq!(reads(&rest), MOST_OVERSUBSCRIBED);
+        rest.learn_yield(true);
+        assert_eq!(reads(&rest), LEAST);
+    }
+
+    #[test]
+    fn process_with_a_processor_of_its_own_gives_way_seldom() {
+        let rest = Rest::new();
+        rest.learn(1, || false);
+        rest.learn_yield(true);
+        assert_eq!(reads(&rest), MOST);
+        let rest = Rest::new();
+        rest.learn(1, || false);
+        rest.learn_yield(false);
+        assert_eq!(reads(&rest), 2 * FIRST);
     }
 }
