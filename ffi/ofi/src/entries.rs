@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 
-use crate::bindings::{self as fi, fi_cq_tagged_entry};
+use crate::bindings::{self as fi, fi_cq_data_entry, fi_cq_entry, fi_cq_msg_entry, fi_cq_tagged_entry};
 use crate::failure::Failure;
 use crate::object::Errno;
 
@@ -81,10 +81,20 @@ impl Reader {
         // SAFETY: the promise of `new`. All formats are the first bytes of this one, which most applications use.
         unsafe {
             let to = self.to.add(self.taken * self.entry_bytes);
-            if self.entry_bytes == size_of::<fi_cq_tagged_entry>() {
-                to.cast::<fi_cq_tagged_entry>().write_unaligned(tagged);
-            } else {
-                to.copy_from_nonoverlapping((&raw const tagged).cast(), self.entry_bytes);
+            // Each of the longer formats has the fields of the one before it. A copy of so many bytes would be a call.
+            to.cast::<*mut c_void>().write_unaligned(tagged.op_context);
+            if self.entry_bytes > size_of::<fi_cq_entry>() {
+                let to = to.cast::<fi_cq_msg_entry>();
+                (&raw mut (*to).flags).write_unaligned(tagged.flags);
+                (&raw mut (*to).len).write_unaligned(tagged.len);
+            }
+            if self.entry_bytes > size_of::<fi_cq_msg_entry>() {
+                let to = to.cast::<fi_cq_data_entry>();
+                (&raw mut (*to).buf).write_unaligned(tagged.buf);
+                (&raw mut (*to).data).write_unaligned(tagged.data);
+            }
+            if self.entry_bytes > size_of::<fi_cq_data_entry>() {
+                (&raw mut (*to.cast::<fi_cq_tagged_entry>()).tag).write_unaligned(tagged.tag);
             }
             if !self.sources.is_null() {
                 self.sources.add(self.taken).write(entry.source);
@@ -106,8 +116,6 @@ pub(crate) struct Queue {
     pub(crate) ports: Vec<usize>,
     /// Becomes readable when there may be something to read.
     pub(crate) wait: Option<OwnedFd>,
-    /// The bytes of an entry in the application's format.
-    pub(crate) entry_bytes: usize,
     /// A wait must return.
     pub(crate) signalled: bool,
 }

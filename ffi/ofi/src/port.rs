@@ -30,8 +30,9 @@ use crate::object::Errno;
 use crate::table::Table;
 use crate::vector::AddressVector;
 pub(crate) use atomic::{AtomicAction, AtomicCall, AtomicRuns};
+use collect::ReadSteps;
 pub(crate) use collect::{BATCH, Batch};
-use inject::leaves_now;
+use inject::sends_now;
 use kept::Kept;
 pub(crate) use one_sided::{Accessing, ExposedMemory};
 use operations::{Operation, Operations};
@@ -183,8 +184,7 @@ pub(crate) struct Port {
     inbox: Arc<Inbox>,
     /// The last look has found completions.
     has_taken: bool,
-    /// The reads since the last one that made progress: see `collect.rs`.
-    left_out: u32,
+    steps: ReadSteps,
     /// A peer has written with data.
     has_written: bool,
     /// The writes that were executed, and whose data could not leave yet.
@@ -237,7 +237,7 @@ impl Port {
             claimed: Vec::new(),
             inbox,
             has_taken: false,
-            left_out: 0,
+            steps: ReadSteps::default(),
             has_written: false,
             unsent: VecDeque::new(),
             least_multi: 1,
@@ -344,7 +344,7 @@ impl Port {
     /// # Safety
     /// The bytes are readable and do not change until the completion was read, or until this returns if `flags` has
     /// FI_INJECT.
-    #[inline]
+    #[inline(always)]
     unsafe fn send_run(
         &mut self,
         base: *const u8,
@@ -362,28 +362,50 @@ impl Port {
             return Err(Errno::INVALID);
         }
         let (rank, is_delivered) = self.rank_of(it.to, around)?;
-        let needed;
-        let it = if is_delivered && it.flags & DELIVERED != 0 {
-            needed = it.needed(is_delivered);
-            &needed
-        } else {
-            it
-        };
         let bytes: &[u8] = if len == 0 {
             &[]
         } else {
             // SAFETY: the caller's promise.
             unsafe { std::slice::from_raw_parts(base, len) }
         };
-        if !self.kept.has(rank) && leaves_now(&mut self.endpoint, rank, bytes, it) {
+        let may_leave = is_delivered || it.flags & DELIVERED == 0;
+        if may_leave && !self.kept.has(rank) && sends_now(&mut self.endpoint, rank, bytes, it) {
             self.report_sent(it, len, around);
             return Ok(());
         }
+        self.send_later(rank, bytes, &it.needed(is_delivered), around)
+    }
+
+    /// As [`Port::send_run`], which the compiler repeats in the calls of most messages only.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn send_other(
+        &mut self,
+        base: *const u8,
+        len: usize,
+        it: &Sending,
+        around: &mut Around<'_>,
+    ) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { self.send_run(base, len, it, around) }
+    }
+
+    /// Sends a message that cannot leave at once.
+    #[inline(never)]
+    fn send_later(
+        &mut self,
+        rank: usize,
+        bytes: &[u8],
+        it: &Sending,
+        around: &mut Around<'_>,
+    ) -> Result<(), Errno> {
         if it.flags & INJECT != 0 {
             return self.inject(rank, bytes, it, around);
         }
         let operation = self.sending(it);
-        self.start_send(rank, (base, len), it, operation)
+        self.start_send(rank, (bytes.as_ptr(), bytes.len()), it, operation)
     }
 
     /// Starts a send of several runs. The list is copied.
@@ -396,7 +418,7 @@ impl Port {
         if list.is_empty() {
             let (base, len) = run.map_or((std::ptr::null(), 0), |run| (run.base.cast_const(), run.len));
             // SAFETY: the caller's promise.
-            return unsafe { self.send_run(base, len, it, around) };
+            return unsafe { self.send_other(base, len, it, around) };
         }
         if it.flags & INJECT != 0 {
             if list.iter().fold(0, |sum: usize, run| sum.saturating_add(run.len)) > info::INJECT_BYTES {
@@ -408,7 +430,7 @@ impl Port {
                 bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(run.base, run.len) });
             }
             // SAFETY: the bytes live during the call, and the flag says that they are copied.
-            return unsafe { self.send_run(bytes.as_ptr(), bytes.len(), it, around) };
+            return unsafe { self.send_other(bytes.as_ptr(), bytes.len(), it, around) };
         }
         if !self.is_enabled {
             return Err(Errno::BAD_STATE);
@@ -477,13 +499,16 @@ impl Port {
     }
 
     /// Reports a send that is complete.
-    #[inline]
+    #[inline(always)]
     fn report_sent(&self, it: &Sending, len: usize, around: &mut Around<'_>) {
         if !self.counters.is_empty() {
             self.count(SEND, true);
         }
+        if it.is_silent {
+            return;
+        }
         let Some(bound) = self.send_queue else { return };
-        if !it.is_silent && (!bound.is_selective || it.flags & COMPLETION != 0) {
+        if !bound.is_selective || it.flags & COMPLETION != 0 {
             let flags = it.kind.flag() | SEND;
             around.put(bound.queue, &Entry { context: it.context, flags, len, ..Entry::default() });
         }

@@ -24,6 +24,8 @@ pub(crate) struct QueueObject {
     queue: fid_cq,
     pub(crate) domain: Arc<Domain>,
     pub(crate) number: usize,
+    /// The bytes of an entry in the application's format.
+    entry_bytes: usize,
     rest: Rest,
 }
 
@@ -70,12 +72,12 @@ pub(crate) unsafe extern "C" fn open(
         };
         let (entries, ports) = (VecDeque::with_capacity(64), Vec::new());
         let most_written = attr.size.max(LEAST_ROOM);
-        let queue = Queue { entries, written: 0, most_written, ports, wait, entry_bytes, signalled: false };
+        let queue = Queue { entries, written: 0, most_written, ports, wait, signalled: false };
         let number = domain.with(|state| state.queues.insert(queue));
         domain.opened();
         let fid = fid_of(fi::FI_CLASS_CQ, context, &FID);
         let (queue, rest) = (fid_cq { fid, ops: OPS.get() }, Rest::new());
-        lend(QueueObject { queue, domain, number, rest }, out)
+        lend(QueueObject { queue, domain, number, entry_bytes, rest }, out)
     })
 }
 

@@ -33,23 +33,29 @@ impl DomainState {
         Self { ports, queues, vectors, regions, batch: Batch::default() }
     }
 
-    /// Takes completions if there are none. Those of this queue may go to its reader.
+    /// Takes completions if there are none. Those of this queue may go to its reader. Returns whether no completion
+    /// waits in the queue.
     #[inline]
-    pub(crate) fn fill(&mut self, number: usize, reader: Option<&mut Reader>) -> Result<(), Errno> {
+    pub(crate) fn fill(&mut self, number: usize, reader: Option<&mut Reader>) -> Result<bool, Errno> {
         let Self { ports, queues, vectors, batch, .. } = self;
         let queue = queues.get(number).ok_or(Errno::INVALID)?;
         if !queue.entries.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
+        let first = queue.ports.first().copied();
         let count = queue.ports.len();
         let mut around = Around { queues, vectors, reader };
-        for at in 0..count {
+        // Most queues have one endpoint.
+        if let Some(port) = first.and_then(|port| ports.get(port)) {
+            port.collect(batch, &mut around);
+        }
+        for at in 1..count {
             let port = around.queues.get(number).and_then(|queue| queue.ports.get(at).copied());
             if let Some(port) = port.and_then(|port| ports.get(port)) {
                 port.collect(batch, &mut around);
             }
         }
-        Ok(())
+        Ok(around.queues.get(number).is_none_or(|queue| queue.entries.is_empty()))
     }
 
     /// Makes progress with all endpoints, and takes their completions into the queues.

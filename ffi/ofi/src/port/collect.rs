@@ -1,8 +1,9 @@
 //! The completions of an endpoint, for the queues of libfabric.
 
+use nemesia::internals::os::clock;
 use nemesia::{Completion, CompletionKind, Error, Status};
 
-use super::operations::Operation;
+use super::operations::{EndedMessage, Operation};
 use super::{Around, DATA, Port, RECV, SEND};
 use crate::bindings as fi;
 use crate::entries::Entry;
@@ -17,9 +18,34 @@ pub(crate) const BATCH: usize = 16;
 /// The reads in a row that may leave out progress while there is nothing where most messages arrive. MPIs read without
 /// a pause, and a step of progress takes several times as long as a look there.
 const LEFT_OUT: u32 = 7;
+/// The ticks of the clock after a step within which reads may leave out the next one: a few microseconds. A program
+/// that reads seldom makes a step in each read, and sees the first message of a peer at once.
+const RECENT: u64 = 1 << 14;
 
 /// The completions that were taken last.
 pub(crate) type Batch = [Completion; BATCH];
+
+/// The steps of progress that reads make, and those that they leave out.
+#[derive(Debug, Default)]
+pub(super) struct ReadSteps {
+    /// The ticks of the last step.
+    last: u64,
+    /// The reads since then.
+    left_out: u32,
+}
+
+impl ReadSteps {
+    /// Returns whether a read at this time leaves out its step. The caller makes the step otherwise.
+    #[inline]
+    fn leaves_out(&mut self, now: u64) -> bool {
+        if self.left_out < LEFT_OUT && now.wrapping_sub(self.last) < RECENT {
+            self.left_out += 1;
+            return true;
+        }
+        *self = Self { last: now, left_out: 0 };
+        false
+    }
+}
 
 impl Port {
     /// Makes progress, and takes completions into the queues that they belong to. `batch` is a place for them.
@@ -33,7 +59,7 @@ impl Port {
         if std::mem::take(&mut self.has_taken) && self.endpoint.awaits_no_message() {
             return;
         }
-        if !self.leaves_out(around) && !self.collect_next(around) {
+        if !self.collect_next(around) && !self.leaves_out(around) {
             self.collect_all(batch, around);
         }
     }
@@ -60,8 +86,11 @@ impl Port {
         for _ in 0..around.room() {
             let Some((number, status)) = self.endpoint.next_completion() else { break };
             self.has_taken = true;
-            if let Some(operation) = self.operations.remove(number) {
-                self.report_message(&operation, &status, around);
+            // Receives into one run have nothing that is rare.
+            if let Some(ended) = self.operations.finish(number) {
+                self.report_message(&ended, &status, around);
+            } else if let Some(operation) = self.operations.remove(number) {
+                self.report_message(&operation.ended(), &status, around);
             }
         }
         self.has_taken
@@ -71,9 +100,7 @@ impl Port {
     #[inline]
     fn leaves_out(&mut self, around: &Around<'_>) -> bool {
         let is_read = around.reader.is_some() && around.room() > 0;
-        let leaves_out = is_read && self.left_out < LEFT_OUT && self.endpoint.is_quiet();
-        self.left_out = if leaves_out { self.left_out + 1 } else { 0 };
-        leaves_out
+        is_read && self.endpoint.is_quiet() && self.steps.leaves_out(clock::ticks())
     }
 
     /// Writes an entry for a completion.
@@ -82,12 +109,12 @@ impl Port {
         if let (CompletionKind::Send | CompletionKind::Receive, Some(status)) =
             (completion.kind, completion.status())
         {
-            let Some(operation) = self.operations.remove(number) else { return };
-            self.report_message(&operation, &status, around);
-            if operation.rare.is_some() {
-                self.settle(&operation, None, around);
+            if let Some(ended) = self.operations.finish(number) {
+                return self.report_message(&ended, &status, around);
             }
-            return;
+            let Some(operation) = self.operations.remove(number) else { return };
+            self.report_message(&operation.ended(), &status, around);
+            return self.settle(&operation, None, around);
         }
         let result = &completion.result().map_err(|error| self.endpoint.with_reason(error));
         match completion.kind {
@@ -155,7 +182,7 @@ impl Port {
     /// Reports the end of a message.
     fn report_end(&mut self, operation: &Operation, result: &Result<Status, Error>, around: &mut Around<'_>) {
         let error = match result {
-            Ok(status) => return self.report_message(operation, status, around),
+            Ok(status) => return self.report_message(&operation.ended(), status, around),
             Err(error) => error,
         };
         if !self.counters.is_empty() {
@@ -176,15 +203,16 @@ impl Port {
 
     /// Reports the end of a message that succeeded: the critical path.
     #[inline(always)]
-    fn report_message(&mut self, operation: &Operation, status: &Status, around: &mut Around<'_>) {
-        let is_send = operation.flags & SEND != 0;
+    fn report_message(&mut self, ended: &EndedMessage, status: &Status, around: &mut Around<'_>) {
+        let EndedMessage { context, flags, is_wanted, buffer } = *ended;
+        let is_send = flags & SEND != 0;
         if !self.counters.is_empty() {
-            self.count(operation.flags & (SEND | RECV), true);
+            self.count(flags & (SEND | RECV), true);
         }
-        if !operation.is_wanted {
+        if !is_wanted {
             return;
         }
-        let mut entry = operation.entry();
+        let mut entry = Entry { context, flags, buffer, source: u64::MAX, ..Entry::default() };
         if is_send {
             entry.len = status.len;
         } else {
@@ -272,5 +300,23 @@ impl Operation {
     fn shallow(&self) -> Self {
         let Self { context, flags, is_wanted, .. } = *self;
         Self { context, flags, is_wanted, ..Self::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LEFT_OUT, RECENT, ReadSteps};
+
+    #[test]
+    fn reads_in_rapid_succession_leave_out_most_steps() {
+        let mut steps = ReadSteps::default();
+        let made = (1..=160).filter(|at| !steps.leaves_out(RECENT + at)).count();
+        assert_eq!(made, 160 / (LEFT_OUT as usize + 1));
+    }
+
+    #[test]
+    fn seldom_read_makes_a_step_each_time() {
+        let mut steps = ReadSteps::default();
+        assert!((1..=100).all(|at| !steps.leaves_out(at * RECENT)));
     }
 }

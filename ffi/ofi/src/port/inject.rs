@@ -161,7 +161,7 @@ impl Port {
         while let Some(KeptMessage { it, body }) = self.kept.first(rank) {
             if let KeptBody::Bytes(bytes) = body {
                 let len = bytes.len();
-                if leaves_now(&mut self.endpoint, rank, bytes, &it) {
+                if it.flags & DELIVERED == 0 && sends_now(&mut self.endpoint, rank, bytes, &it) {
                     self.kept.pop(rank);
                     self.report_sent(&it, len, around);
                     continue;
@@ -247,12 +247,10 @@ impl Port {
     }
 }
 
-/// Sends a message if it can leave at once and its end is not that of its receive. False: nothing was sent.
+/// Sends a message if it can leave at once. False: nothing was sent. The end of the message must not be that of its
+/// receive (FI_DELIVERY_COMPLETE).
 #[inline(always)]
-pub(super) fn leaves_now(endpoint: &mut Endpoint, rank: usize, bytes: &[u8], it: &Sending) -> bool {
-    if it.flags & DELIVERED != 0 {
-        return false;
-    }
+pub(super) fn sends_now(endpoint: &mut Endpoint, rank: usize, bytes: &[u8], it: &Sending) -> bool {
     let context = endpoint.in_context(it.kind.context());
     match it.data {
         None => context.send_now(rank, it.tag, bytes),

@@ -26,6 +26,15 @@ pub(super) struct Operation {
     pub(super) rare: Option<Box<Rare>>,
 }
 
+/// What the completion of a message needs of its operation.
+#[derive(Clone, Copy)]
+pub(super) struct EndedMessage {
+    pub(super) context: usize,
+    pub(super) flags: u64,
+    pub(super) is_wanted: bool,
+    pub(super) buffer: usize,
+}
+
 #[derive(Default)]
 pub(super) struct Rare {
     copy: Option<Box<[u8]>>,
@@ -66,6 +75,12 @@ impl Operation {
     /// Returns the peer for which messages wait for the end of this one.
     pub(super) fn followed(&self) -> Option<usize> {
         self.rare.as_ref()?.followed
+    }
+
+    /// Returns what the completion of a message needs.
+    pub(super) const fn ended(&self) -> EndedMessage {
+        let Self { context, flags, is_wanted, buffer, .. } = *self;
+        EndedMessage { context, flags, is_wanted, buffer }
     }
 
     /// Keeps the runs of the operation's memory, if there are several.
@@ -144,6 +159,19 @@ impl Operations {
         let removed = self.places.get_mut(usize::try_from(number).ok()?)?.take()?;
         self.free.push(number as u32);
         Some(removed)
+    }
+
+    /// Forgets an operation of a message that has ended. Returns what its completion needs. `None` if it has more, or
+    /// does not exist: [`Operations::remove`] returns all of it. The whole is not moved.
+    #[inline(always)]
+    pub(super) fn finish(&mut self, number: u64) -> Option<EndedMessage> {
+        let place = self.places.get_mut(usize::try_from(number).ok()?)?;
+        let Some(Operation { context, flags, is_wanted, buffer, rare: None, .. }) = *place else {
+            return None;
+        };
+        *place = None;
+        self.free.push(number as u32);
+        Some(EndedMessage { context, flags, is_wanted, buffer })
     }
 
     /// Returns the request of a receive with this context.

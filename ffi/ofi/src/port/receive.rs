@@ -15,6 +15,7 @@ const EMPTY: Segment = Segment { base: std::ptr::null_mut(), len: 0 };
 
 impl Port {
     /// Returns the source of the messages that a receive takes.
+    #[inline(always)]
     fn source(&mut self, number: u64, around: &mut Around<'_>) -> Result<Source, Errno> {
         if number == u64::MAX || self.caps & fi::FI_DIRECTED_RECV == 0 {
             return Ok(Source::Any);

@@ -67,7 +67,7 @@ impl Port {
     /// # Safety
     /// The bytes are readable and do not change until the completion was read, or until this returns if `flags` has
     /// FI_INJECT.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn send(
         &mut self,
         base: *const u8,

@@ -18,24 +18,15 @@ impl QueueObject {
     ///
     /// # Safety
     /// `to` has room for them, and `sources` is null or has room for as many numbers.
-    #[inline]
+    #[inline(always)]
     unsafe fn take(&self, to: *mut u8, count: usize, sources: *mut u64) -> Result<isize, Errno> {
         self.domain.with(|state| {
-            let queue = state.queues.get(self.number).ok_or(Errno::INVALID)?;
             // SAFETY: the caller's promise.
-            let mut reader = unsafe { Reader::new((self.number, queue.entry_bytes), to, count, sources) };
-            state.fill(self.number, Some(&mut reader))?;
-            let queue = state.queues.get(self.number).ok_or(Errno::INVALID)?;
-            while let Some(entry) = queue.entries.front()
-                && reader.take(entry)
-            {
-                queue.pop();
+            let mut reader = unsafe { Reader::new((self.number, self.entry_bytes), to, count, sources) };
+            if state.fill(self.number, Some(&mut reader))? {
+                return if reader.taken > 0 { Ok(reader.taken as isize) } else { Err(Errno::AGAIN) };
             }
-            match queue.entries.front() {
-                _ if reader.taken > 0 => Ok(reader.taken as isize),
-                Some(entry) if entry.error.is_some() => Err(Errno::AVAILABLE),
-                _ => Err(Errno::AGAIN),
-            }
+            take_waiting(state, &mut reader)
         })
     }
 
@@ -115,9 +106,25 @@ impl QueueObject {
     }
 }
 
+/// Takes the completions that wait in the queue of a reader.
+#[inline(never)]
+fn take_waiting(state: &mut DomainState, reader: &mut Reader) -> Result<isize, Errno> {
+    let queue = state.queues.get(reader.queue).ok_or(Errno::INVALID)?;
+    while let Some(entry) = queue.entries.front()
+        && reader.take(entry)
+    {
+        queue.pop();
+    }
+    match queue.entries.front() {
+        _ if reader.taken > 0 => Ok(reader.taken as isize),
+        Some(entry) if entry.error.is_some() => Err(Errno::AVAILABLE),
+        _ => Err(Errno::AGAIN),
+    }
+}
+
 pub(super) unsafe extern "C" fn read(queue: *mut fid_cq, to: *mut c_void, count: usize) -> isize {
     // SAFETY: the same contract.
-    unsafe { read_from(queue, to, count, std::ptr::null_mut()) }
+    unsafe { read_now(queue, to, count, std::ptr::null_mut()) }
 }
 
 pub(super) unsafe extern "C" fn read_from(
@@ -126,6 +133,16 @@ pub(super) unsafe extern "C" fn read_from(
     count: usize,
     sources: *mut u64,
 ) -> isize {
+    // SAFETY: the same contract.
+    unsafe { read_now(queue, to, count, sources) }
+}
+
+/// Reads a queue without waiting.
+///
+/// # Safety
+/// As for `fi_cq_readfrom`; `sources` may be null.
+#[inline(always)]
+unsafe fn read_now(queue: *mut fid_cq, to: *mut c_void, count: usize, sources: *mut u64) -> isize {
     call_now(|| {
         // SAFETY: the application's queue.
         let it: &QueueObject = unsafe { object(queue) }?;

@@ -114,7 +114,7 @@ impl WithCompletion<'_> {
     ///
     /// # Safety
     /// As for [`Endpoint::irecv_op`], until the completion was taken.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn irecv_now(
         self,
         context: u16,
@@ -124,10 +124,12 @@ impl WithCompletion<'_> {
         len: usize,
     ) -> Option<StartedOperation> {
         let Self { endpoint, context: number } = self;
+        if endpoint.is_forked() {
+            return None;
+        }
         // SAFETY: the caller's promise.
         let mut buf = unsafe { RecvBuf::from_raw(base, len) };
         let pattern = pattern(from, context, tag).ok()?;
-        endpoint.check_origin().ok()?;
         let posted = match number {
             Some(number) => endpoint.engine.post_collected_now(&pattern, &mut buf, number),
             None => endpoint.engine.post_now(&pattern, &mut buf),
