@@ -17,6 +17,9 @@ use crate::os::{self, ShmError};
 
 /// The number of events taken from the kernel at once.
 const EVENTS: usize = 32;
+/// The random numbers that one system call draws. Each registration of memory takes one for its key, and over sockets
+/// each large message registers memory.
+const DRAWN: usize = 32;
 
 /// A memory port by software placement over the streams of a source.
 pub type PlacementPort<T> = placement::PlacementPort<PolledStreams<T>, PlacementVectors>;
@@ -67,6 +70,8 @@ pub struct PolledStreams<T> {
     source: T,
     epoll: OwnedFd,
     shortage: Shortage,
+    /// Random numbers that were drawn and not used. Each is used once.
+    drawn: Vec<u64>,
 }
 
 /// Opens a port over the streams of a source.
@@ -79,14 +84,15 @@ impl<T: StreamSource> PolledStreams<T> {
         // SAFETY: takes no memory.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         // SAFETY: a new descriptor, given to us alone.
-        let polled = Self { source, epoll: unsafe { own(epoll) }?, shortage: Shortage::default() };
+        let epoll = unsafe { own(epoll) }?;
+        let polled = Self { source, epoll, shortage: Shortage::default(), drawn: Vec::new() };
         polled.control(polled.source.listener(), libc::EPOLL_CTL_ADD, (libc::EPOLLIN, LISTENER))?;
         Ok(polled)
     }
 
     #[cold]
     fn resume(&mut self) {
-        let Self { source, epoll, shortage } = self;
+        let Self { source, epoll, shortage, .. } = self;
         let listener = source.listener().as_raw_fd();
         shortage.resume(Instant::now(), |listens| listen(epoll, listener, listens));
     }
@@ -144,7 +150,7 @@ impl<T: StreamSource> StreamTransport for PolledStreams<T> {
     }
 
     fn accept(&mut self) -> Option<T::Stream> {
-        let Self { source, epoll, shortage } = self;
+        let Self { source, epoll, shortage, .. } = self;
         let listener = source.listener().as_raw_fd();
         let listen = |listens| listen(epoll, listener, listens);
         shortage.next_connection(Instant::now(), listen, || arrived_stream(source.accept()))
@@ -185,7 +191,13 @@ impl<T: StreamSource> StreamTransport for PolledStreams<T> {
     }
 
     fn random(&mut self) -> Result<u64, i32> {
-        os::random::<8>().map(u64::from_le_bytes).map_err(|_| libc::EAGAIN)
+        if let Some(number) = self.drawn.pop() {
+            return Ok(number);
+        }
+        count_call();
+        let bytes = os::random::<{ 8 * DRAWN }>().map_err(|_| libc::EAGAIN)?;
+        self.drawn.extend(bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)));
+        self.drawn.pop().ok_or(libc::EAGAIN)
     }
 
     fn descriptor(&self) -> Option<i32> {

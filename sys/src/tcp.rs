@@ -22,7 +22,7 @@ use nemesia_core::port::placement::{ByteStream, StreamResult};
 use crate::os;
 use crate::os::descriptor::{above_standard, accept, own};
 pub use crate::placement::{Options, PlacementPort};
-use crate::placement::{PolledStream, StreamSource, open, transferred};
+use crate::placement::{PolledStream, StreamSource, count_call, open, transferred};
 
 /// The default of the time after which a host that does not answer counts as gone.
 pub(crate) const DEFAULT_SILENCE: Duration = Duration::from_secs(10);
@@ -192,7 +192,9 @@ impl AsFd for Socket {
 }
 
 fn counted(result: isize) -> io::Result<usize> {
-    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+    let count = usize::try_from(result).map_err(|_| io::Error::last_os_error())?;
+    count_call();
+    Ok(count)
 }
 
 /// Returns a message header over these parts.
@@ -433,11 +435,18 @@ fn start(stream: &TcpStream, to: SocketAddr) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use nemesia_core::payload::LentMemory;
+    use nemesia_core::port::memory::{
+        Completion, Connection, Event, MemoryPort as _, Offer, PortRegion, Private, ReceiveQueue,
+        RegionAccess, Slice, Work, WorkOutcome,
+    };
     use nemesia_core::port::placement::StreamTransport;
 
     use super::*;
     use crate::os::testing;
-    use crate::placement::PolledStreams;
+    use crate::placement::{CALLS, PolledStreams};
 
     fn option_of(socket: BorrowedFd<'_>, option: (c_int, c_int)) -> c_int {
         let (mut value, mut len): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
@@ -468,6 +477,104 @@ mod tests {
         drop(taken);
         while streams.ready(&mut words) == 0 {}
         assert!(streams.accept().is_some());
+    }
+
+    #[test]
+    fn keys_are_drawn_many_at_once_and_none_is_drawn_twice() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut streams =
+            PolledStreams::new(Tcp { listener, address, sockets: SocketOptions::default() }).unwrap();
+        let before = CALLS.get();
+        let drawn: BTreeSet<u64> = (0..1000).map(|_| streams.random().unwrap()).collect();
+        assert_eq!((drawn.len(), (CALLS.get() - before).min(100)), (1000, 32));
+    }
+
+    /// Bytes of the memory of a port: for receives, and for a message.
+    const ROOM: usize = 1 << 20;
+
+    fn offer() -> Offer {
+        Offer { private: Private::EMPTY, shared_receive: false, deadline: Duration::from_secs(60) }
+    }
+
+    /// Returns two ports of this thread that read ahead, with a connection and registered memory.
+    fn connected_ports() -> [(TcpPort, Connection, PortRegion); 2] {
+        let options = Options { reads_ahead: true, ..Options::default() };
+        let mut ports = [(), ()].map(|()| listen("127.0.0.1:0".parse().unwrap(), &options).unwrap());
+        let to = ports[1].address().unwrap();
+        let mut found = [Some(ports[0].connect(&to, &offer()).unwrap()), None];
+        let mut established = [false; 2];
+        while established != [true; 2] {
+            for (at, port) in ports.iter_mut().enumerate() {
+                port.poll(&mut [Completion::EMPTY; 4]);
+                match port.poll_event(Duration::ZERO) {
+                    Some(Event::Requested { connection, .. }) => {
+                        port.accept(connection, &offer()).unwrap();
+                        found[at] = Some(connection);
+                    }
+                    Some(Event::Established { .. }) => established[at] = true,
+                    Some(other) => panic!("{other:?}"),
+                    None => {}
+                }
+            }
+        }
+        let mut found = found.into_iter();
+        ports.map(|mut port| {
+            let base = Vec::leak(vec![0_u64; ROOM / 8]).as_mut_ptr().cast::<u8>();
+            // SAFETY: never freed, and the only reference to it has ended.
+            let region = port.register(unsafe { LentMemory::from_raw(base, ROOM) }, RegionAccess::LOCAL);
+            (port, found.next().flatten().unwrap(), region.unwrap())
+        })
+    }
+
+    #[test]
+    fn a_message_of_a_conversation_takes_one_call_at_each_end() {
+        const MESSAGES: u64 = 64;
+        for len in [8, 1500, 5000, 15_000, 16_384, 40_000] {
+            let mut ends = connected_ports();
+            let receive = |(port, connection, region): &mut (TcpPort, Connection, PortRegion)| {
+                let into = [Slice { region: *region, offset: 0, len: 100_000 }];
+                port.receive(ReceiveQueue::Of(*connection), 1, &into).unwrap();
+            };
+            for _ in 0..4 {
+                ends.iter_mut().for_each(receive);
+            }
+            let (bytes, mut before) = (vec![7; len], 0);
+            for message in 0..2 * MESSAGES {
+                if message == MESSAGES {
+                    before = CALLS.get();
+                }
+                let from = message % 2;
+                let [first, second] = &mut ends;
+                let ((port, connection, region), (other, ..)) =
+                    if from == 0 { (first, second) } else { (second, first) };
+                let room = Slice { region: *region, offset: 1 << 19, len: len as u32 };
+                let mut list = GatherList::new();
+                list.push(&bytes);
+                // The first polls tell each end that the other one has receives.
+                while port.send_at_once(Work::new(*connection, 2), &list, room).unwrap() != Some(len) {
+                    assert!(message < 2, "{len} bytes, message {message}");
+                    port.poll(&mut []);
+                    other.poll(&mut []);
+                }
+                port.push_out();
+                let has_come = |done: &Completion| matches!(done.outcome, WorkOutcome::Received { .. });
+                let mut done = [Completion::EMPTY; 8];
+                loop {
+                    let count = other.poll(&mut done);
+                    if done[..count].iter().any(has_come) {
+                        break;
+                    }
+                }
+                receive(&mut ends[1 - from as usize]);
+            }
+            // Now and then epoll is asked for other connections, and the kernel may deliver a message in parts.
+            let calls = CALLS.get() - before;
+            assert!(
+                calls <= 2 * MESSAGES + MESSAGES / 4,
+                "{len} bytes: {calls} calls for {MESSAGES} messages"
+            );
+        }
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //! The streams come from a [`StreamTransport`]: sockets, pipes in shared memory, a simulation. Time and storage
 //! come from the caller.
 //!
-//! Memory is bounded: a connection takes 16 KiB for each direction and its two queues, whatever the peer does.
+//! Memory is bounded: a connection takes 16 KiB for each direction and its two queues, whatever the peer does. If it
+//! reads ahead, it takes up to 64 KiB more after a message of that length.
 //! A peer's bytes can end its own connection and nothing else.
 //!
 //! | module | what it holds |
@@ -64,7 +65,7 @@ use link::{
 use queue::{IndexQueue, LentQueue};
 use regions::{MOST_PARTS, PlacementParts, PlacementRegions};
 
-/// The bytes of each of a connection's two buffers, for outgoing and for incoming bytes.
+/// The bytes of each of a connection's two buffers, for outgoing and for incoming bytes; the latter may grow.
 const STAGE_BYTES: usize = 16 << 10;
 /// The most events that one connection can have at a time: requested, established or failed, and lost.
 const EVENTS_EACH: usize = 3;
@@ -471,8 +472,15 @@ unsafe impl<T: StreamTransport, P: PlacementStorage> MemoryPort for PlacementPor
         from: CompletionSource<'_>,
         immediate: Option<u32>,
     ) -> Result<(), PostError> {
-        let source = self.source(from)?;
-        self.post(work, PlacementKind::Send { immediate }, source)
+        let (kind, (local, len)) = (PlacementKind::Send { immediate }, self.source(from)?);
+        if let CompletionSource::Inline(bytes) = from {
+            let mut list = GatherList::new();
+            list.push(bytes);
+            if self.try_at_once(work, kind, (local, len), &list)?.is_some() {
+                return Ok(());
+            }
+        }
+        self.post(work, kind, (local, len))
     }
 
     fn reports_receives(&self) -> bool {

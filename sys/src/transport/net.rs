@@ -44,8 +44,8 @@ use rejoin::NetRejoin;
 pub(crate) use rejoin::{NetAnswer, RemoteMember};
 use streams::FurtherStreams;
 
-/// What a connection over TCP stages in each direction.
-const STREAM_BYTES: u64 = 2 * (16 << 10);
+/// What a connection over TCP stages in each direction, and the room of what it reads ahead.
+const STREAM_BYTES: u64 = 2 * (16 << 10) + (64 << 10);
 /// The longest wait between two looks at connections that close.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 

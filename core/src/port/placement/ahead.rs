@@ -14,11 +14,13 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
         self.incoming.is_none() && self.input.is_empty()
     }
 
-    /// Returns the message that is expected, if there is a receive for it and nothing of another one was read.
-    pub(super) fn expected(&self) -> Option<ExpectedMessage> {
+    /// Returns the message that is expected, if there is a receive for it, nothing of another one was read, and the
+    /// input buffer has room for it or gets that.
+    pub(super) fn expected(&mut self) -> Option<ExpectedMessage> {
         let expected = self.ahead.expected().filter(|_| self.is_between_frames())?;
         let receive = self.receives.front()?;
-        (receive.parts.len() >= expected.len as u64).then_some(expected)
+        let has_room = receive.parts.len() >= expected.len as u64 && self.input.reserve(expected.room());
+        has_room.then_some(expected)
     }
 
     /// Takes over `count` bytes that were read to these places.

@@ -7,7 +7,7 @@ use super::link::{
     PlacementReply, PlacementWork, WorkBytes,
 };
 use super::regions::{NOWHERE, PlacementParts, PlacementRegions, Reach};
-use super::{ByteStream, PlacementStorage, StreamResult};
+use super::{ByteStream, PlacementStorage, STAGE_BYTES, StreamResult};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::ScatterList;
@@ -52,7 +52,7 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
                     }
                 }
                 self.input.compact();
-                list.push(self.input.room(usize::MAX));
+                list.push(self.input.room(STAGE_BYTES));
             }
             let most = list.bytes();
             let Some(stream) = &mut self.stream else { return Ok(()) };

@@ -78,6 +78,18 @@ impl<B: BorrowMut<[u8]>> InputBuffer<B> {
         self.start == self.end
     }
 
+    /// Makes room for so many bytes in all. Returns whether there is.
+    pub(super) fn reserve(&mut self, bytes: usize) -> bool
+    where
+        B: Extend<u8>,
+    {
+        let have = self.bytes.borrow().len();
+        if have < bytes {
+            self.bytes.extend(core::iter::repeat_n(0, bytes - have));
+        }
+        self.bytes.borrow().len() >= bytes
+    }
+
     /// Moves the bytes to the beginning.
     pub(super) fn compact(&mut self) {
         if self.start > 0 {
@@ -94,14 +106,20 @@ impl<B: BorrowMut<[u8]>> InputBuffer<B> {
         bytes.get_mut(end..most).unwrap_or(&mut [])
     }
 
-    /// Returns the first `before` bytes of an empty buffer, and those behind the `left_out` that follow.
-    pub(super) fn room_around(&mut self, before: usize, left_out: usize) -> (&mut [u8], &mut [u8]) {
+    /// Returns the first `before` bytes of an empty buffer, and `behind` bytes after the `left_out` that follow.
+    pub(super) fn room_around(
+        &mut self,
+        before: usize,
+        left_out: usize,
+        behind: usize,
+    ) -> (&mut [u8], &mut [u8]) {
         debug_assert!(self.is_empty(), "the places of the bytes are counted from the beginning");
         (self.start, self.end) = (0, 0);
         let Some((first, rest)) = self.bytes.borrow_mut().split_at_mut_checked(before) else {
             return (&mut [], &mut []);
         };
-        (first, rest.get_mut(left_out..).unwrap_or(&mut []))
+        let end = (left_out + behind).min(rest.len());
+        (first, rest.get_mut(left_out..end).unwrap_or(&mut []))
     }
 
     /// Makes these bytes the content.

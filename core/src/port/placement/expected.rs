@@ -14,6 +14,9 @@ use crate::wire::placement::{Frame, Parsed};
 pub(super) const DIRECT: u64 = 4096;
 /// The room that stays behind an expected message, so that a read shows whether more has come.
 const ROOM_BEHIND: usize = 1024;
+/// The most bytes of an input buffer, to which it grows for expected messages: if such a message does not come, its
+/// place in the buffer takes what has come. Of longer messages, only the rest is read to where it belongs.
+const MOST_INPUT: usize = STAGE_BYTES + (64 << 10);
 
 /// A message that the next read probably brings.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +33,13 @@ impl ExpectedMessage {
     fn after(frame: &Frame, before: usize) -> Option<Self> {
         let Frame::Send { len, .. } = *frame else { return None };
         let len = len as usize;
-        (len as u64 >= DIRECT && before + len + ROOM_BEHIND <= STAGE_BYTES).then_some(Self { before, len })
+        let expected = Self { before, len };
+        (len as u64 >= DIRECT && expected.room() <= MOST_INPUT).then_some(expected)
+    }
+
+    /// Returns the bytes of the input buffer that the next read may need.
+    pub(super) const fn room(self) -> usize {
+        self.before + self.len + ROOM_BEHIND
     }
 
     /// Adds the places of the frames, of the payload and of what follows to a list. Returns false if the memory of
@@ -42,7 +51,7 @@ impl ExpectedMessage {
         regions: &'a PlacementRegions<P>,
         list: &mut ScatterList<'a>,
     ) -> bool {
-        let (frames, rest) = input.room_around(self.before, self.len);
+        let (frames, rest) = input.room_around(self.before, self.len, STAGE_BYTES);
         list.push(frames);
         let is_there = regions.destinations(parts, 0, self.len as u64, list);
         list.push(rest);

@@ -499,14 +499,14 @@ impl<S, P: PlacementStorage> PlacementLink<S, P> {
     pub(super) fn complete(&mut self, reports: &mut PendingReports<P>) {
         while self.completed < self.sent {
             let number = self.completed;
-            let Some(posted) = self.at(number).copied() else { break };
-            let done = if posted.kind.is_answered() { posted.answered } else { number < self.acked };
+            let Some(&PlacementWork { kind, answered, quiet, id, .. }) = self.at(number) else { break };
+            let done = if kind.is_answered() { answered } else { number < self.acked };
             if !done {
                 break;
             }
             self.completed += 1;
-            if !posted.quiet {
-                self.tell(reports, posted.id, WorkOutcome::Done, Freed::Work(number + 1));
+            if !quiet {
+                self.tell(reports, id, WorkOutcome::Done, Freed::Work(number + 1));
             }
         }
     }
