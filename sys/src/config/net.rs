@@ -13,10 +13,10 @@ use crate::verbs::SetUpChoice;
 /// read in pieces of that setting: other packets of the connection wait for a piece, and congestion control with pacing
 /// (BBR) delays longer ones.
 const TCP_ACCESS_BYTES: u64 = 512 << 10;
-/// The least payload of the largest packet over TCP: what the kernel hands to a network card at once (TSO). A message
-/// of this size costs less in one packet and one copy than by a rendezvous, which needs two more ways and four more
-/// system calls. Only the pages of a buffer into which bytes have come take memory.
-const TCP_PACKET_BYTES: u32 = 64 << 10;
+/// The least payload of the largest packet over TCP. A message of this size costs less in one packet and one copy than
+/// by a rendezvous, which needs two more ways and several system calls. Only the pages of a buffer into which bytes
+/// have come take memory.
+const TCP_PACKET_BYTES: u32 = 128 << 10;
 
 /// The transport to ranks on other machines. All processes of a world use the same one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

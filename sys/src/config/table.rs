@@ -213,8 +213,7 @@ pub const VARIABLES: &[Variable] = &[
         "bytes, ",
         (4096, 1073741824),
         credit_bytes,
-        "room that each peer is granted ahead of its messages; less if there is less room, and up to eight times as \
-        much for a peer that has more under way than that, as long as they are received as they arrive"
+        "room that each peer is granted ahead of its messages, and eight times as much if it is fast; less without room"
     ),
     words!(
         "NEMESIA_SINGLE_COPY",
@@ -378,8 +377,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NEMESIA_NET_PACKET_BYTES",
         values: "bytes, 256 to 16777216, or auto",
-        help: "payload of the largest packet to another machine; auto is that of a cell, over TCP at least 64 KiB; all \
-               processes must agree",
+        help: "payload of the largest packet to another machine; auto is that of a cell, over TCP at least 128 KiB; \
+               all processes must agree",
         get: |config| config.net_packet_bytes.map_or_else(|| AUTO.to_owned(), |bytes| bytes.to_string()),
         set: |config, value| {
             let bytes = if value == AUTO { None } else { Some(ranged(value, 256, 16 << 20)?) };
