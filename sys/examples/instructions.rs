@@ -5,6 +5,7 @@
 //! | mode | sequence |
 //! |---|---|
 //! | `blocking` | a send, then its receive, whose message has arrived |
+//! | `tcp` | the same over TCP, in both directions in turn: what is reported to the peer goes with the next message |
 //! | `posted` | windows: receives are posted, messages are sent, receives are waited for |
 //! | `arrived` | windows: messages are sent, each is received and tested |
 //! | `immediate` | a send with immediate data, then its receive, whose message has arrived |
@@ -18,7 +19,7 @@ use std::hint::black_box;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use nemesia::bootstrap::{BootstrapError, Exchange};
-use nemesia::{Config, Endpoint, Request, SendOp, Source, Status, Tag};
+use nemesia::{Config, Endpoint, NetChoice, Request, SendOp, Source, Status, Tag};
 
 /// The number of messages in a window.
 const WINDOW: usize = 16;
@@ -69,12 +70,16 @@ impl Exchange for Cards {
 type Opened = Result<Endpoint, nemesia::Error>;
 
 /// Opens both endpoints, ranks 0 and 1.
-fn pair() -> Result<(Endpoint, Endpoint), Box<dyn Error>> {
+fn pair(is_over_tcp: bool) -> Result<(Endpoint, Endpoint), Box<dyn Error>> {
     let (cards, barrier) = (Arc::default(), Arc::new(Barrier::new(2)));
     let open = |rank| -> Opened {
         let exchange = Cards { rank, cards: Arc::clone(&cards), barrier: Arc::clone(&barrier) };
         // Both are used by one thread, where neither can wait for a call of the other.
-        Endpoint::open_with(&Config::default().connect_on_demand(false), Box::new(exchange))
+        let mut config = Config::default().connect_on_demand(false);
+        if is_over_tcp {
+            config = config.local(false).net(NetChoice::Tcp).net_address(Some("127.0.0.1"));
+        }
+        Endpoint::open_with(&config, Box::new(exchange))
     };
     let (zero, one) = std::thread::scope(|scope| {
         let zero = scope.spawn(|| open(0));
@@ -172,6 +177,47 @@ fn blocking(zero: &mut Endpoint, one: &mut Endpoint, len: usize) -> Passed {
     check(Some(status), got)
 }
 
+/// Passes a message there and one back. Over TCP neither endpoint could send for ever without a receive.
+fn to_and_fro(zero: &mut Endpoint, one: &mut Endpoint, len: usize) -> Passed {
+    blocking(zero, one, len)?;
+    let mut got = [0; MOST];
+    let got = &mut got[..len];
+    counted_send(one, 0, TAG, black_box(&MESSAGE[..len]))?;
+    let status = counted_receive(zero, 1, TAG, black_box(&mut *got))?;
+    check(Some(Status { rank: 0, ..status }), got)
+}
+
+/// Passes messages in both directions without a call that waits, until each endpoint has heard of the other and knows
+/// which connection has something to read.
+fn get_going(zero: &mut Endpoint, one: &mut Endpoint) -> Passed {
+    const MESSAGES: usize = 256;
+    for _ in 0..MESSAGES {
+        let mut got = [[0; 8]; 2];
+        let [first, second] = got.each_mut().map(|it| it.as_mut_ptr());
+        // SAFETY: `got` is not used before every request is complete; an error ends the process.
+        let (to_zero, to_one) = unsafe {
+            (
+                zero.irecv(Source::Rank(1), Tag::Exactly(TAG), first, 8)?,
+                one.irecv(Source::Rank(0), Tag::Exactly(TAG), second, 8)?,
+            )
+        };
+        // SAFETY: static bytes stay as they are.
+        let sent =
+            unsafe { [zero.isend(1, TAG, MESSAGE.as_ptr(), 8)?, one.isend(0, TAG, MESSAGE.as_ptr(), 8)?] };
+        let mut left = [vec![to_zero, sent[0]], vec![to_one, sent[1]]];
+        while left.iter().any(|it| !it.is_empty()) {
+            for (endpoint, left) in [&mut *zero, &mut *one].into_iter().zip(&mut left) {
+                if let Some(request) = left.first()
+                    && endpoint.test(*request)?.is_some()
+                {
+                    let _ = left.remove(0);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Passes a message that is sent with these options.
 fn with_options(
     zero: &mut Endpoint,
@@ -261,14 +307,15 @@ fn main() -> Passed {
         Some("pending") => (|_, one, _| pending(one, WINDOW, 0), WINDOW),
         Some("pending-beside") => (|_, one, _| pending(one, WINDOW, WINDOW), WINDOW),
         Some("blocking") => (blocking, 1),
+        Some("tcp") => (to_and_fro, 2),
         Some("immediate") => (|zero, one, len| with_options(zero, one, len, (Some(1), false)), 1),
         Some("acknowledged") => (|zero, one, len| with_options(zero, one, len, (None, true)), 1),
         Some("posted") => (posted, WINDOW),
         Some("arrived") => (arrived, WINDOW),
         _ => {
             return Err(
-                "usage: instructions MODE COUNT [BYTES]; MODE is blocking, immediate, acknowledged, posted, arrived, \
-                 pending or pending-beside"
+                "usage: instructions MODE COUNT [BYTES]; MODE is blocking, tcp, immediate, acknowledged, posted, \
+                 arrived, pending or pending-beside"
                     .into()
             );
         }
@@ -278,7 +325,11 @@ fn main() -> Passed {
     if len > MOST {
         return Err(format!("{len} bytes: {MOST} are the most").into());
     }
-    let (mut zero, mut one) = pair()?;
+    let is_over_tcp = mode.as_deref() == Some("tcp");
+    let (mut zero, mut one) = pair(is_over_tcp)?;
+    if is_over_tcp {
+        get_going(&mut zero, &mut one)?;
+    }
     for _ in 0..count / messages {
         pass(&mut zero, &mut one, len)?;
     }
