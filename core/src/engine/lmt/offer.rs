@@ -86,10 +86,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 let range = message.buf.range_of(first, message.buf.len())?;
                 self.port.prepare_put(to, range)
             });
-            let is_mappable = rts.descriptor.mappable().is_some();
             self.requests.get_mut(index).0 = State::Offered { to, message, exposure };
             self.enqueue(to, PeerQueue::Offered, index);
-            if !is_mappable {
+            if rts.descriptor.mappable().is_none() {
                 self.prepare(to, index, first);
             }
         }

@@ -1,4 +1,5 @@
 //! Tests of large messages.
 
+mod prepared;
 mod protocol;
 mod rendezvous;
