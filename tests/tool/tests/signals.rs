@@ -46,7 +46,10 @@ fn start(scratch: &Scratch, first: &str) -> Result<(Child, Vec<i32>), String> {
 /// Starts two ranks. Each is a wrapper that starts a program and goes on after it. The program runs `first`, writes its
 /// process id, and then sleeps for ever.
 fn start_wrapped(scratch: &Scratch, first: &str) -> Result<(Child, Vec<i32>), String> {
-    let program = format!("{first}\necho $$ >pid.$PMI_RANK\nwhile :; do sleep 0.1; done");
+    // A shell waits for a child of `vfork` until the child has begun its program, and is not stopped meanwhile. If both
+    // get the signal, the child is stopped, and the shell waits for ever. One that hears no signal starts no child.
+    let sleeps = if first.is_empty() { "exec sleep 1000" } else { "while :; do sleep 0.1; done" };
+    let program = format!("{first}\necho $$ >pid.$PMI_RANK\n{sleeps}");
     std::fs::write(scratch.0.join("program"), program).map_err(|error| error.to_string())?;
     start_script(scratch, "echo $$ >wrapper.$PMI_RANK\nsh ./program\nexit 7")
 }
