@@ -42,18 +42,18 @@ impl DomainState {
         if !queue.entries.is_empty() {
             return Ok(false);
         }
-        let first = queue.ports.first().copied();
-        let count = queue.ports.len();
+        let (count, mut next) = (queue.ports.len(), queue.ports.first().copied());
         let mut around = Around { queues, vectors, reader };
-        // Most queues have one endpoint.
-        if let Some(port) = first.and_then(|port| ports.get(port)) {
-            port.collect(batch, &mut around);
-        }
-        for at in 1..count {
-            let port = around.queues.get(number).and_then(|queue| queue.ports.get(at).copied());
-            if let Some(port) = port.and_then(|port| ports.get(port)) {
+        for at in 1..=count {
+            if let Some(port) = next.and_then(|port| ports.get(port)) {
                 port.collect(batch, &mut around);
             }
+            // Most queues have one endpoint: the queue is not looked up again for it.
+            next = if at < count {
+                around.queues.get(number).and_then(|it| it.ports.get(at).copied())
+            } else {
+                None
+            };
         }
         Ok(around.queues.get(number).is_none_or(|queue| queue.entries.is_empty()))
     }

@@ -51,7 +51,8 @@ pub(crate) struct CollectWorld<P: WorldPort> {
     rng: Rng,
     pub(crate) world: World<P>,
     actors: Vec<Actor>,
-    /// Whether nobody posts buffers for many messages, before which the engine completes no receive at once.
+    /// Whether no actor posts multi-receive buffers. They take most messages, and the engine completes none of these at
+    /// once.
     is_plain: bool,
     /// The messages by source and destination, and how many of them have arrived.
     sent: Vec<Vec<Vec<Outgoing>>>,

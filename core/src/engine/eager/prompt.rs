@@ -173,9 +173,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
     }
 
     /// Completes the posted receive whose message is the next packet, if the receive is one of the completion queue
-    /// ([`Engine::collect`]), this queue is empty, and the message lies in a fastbox and fits. Returns the number of
-    /// the receive and its status: it makes no entry. `None` if nothing was done: the caller makes progress and takes
-    /// completions.
+    /// ([`Engine::collect`]), this queue is empty, and the message fits and lies in a fastbox, or in a cell that a
+    /// fastbox announces. Returns the number of the receive and its status: it makes no entry. `None` if nothing was
+    /// done: the caller makes progress and takes completions.
     #[inline(always)]
     pub fn complete_next(&mut self) -> Option<(u64, Status)> {
         if self.posted.is_empty() || self.has_completions() || self.has_work() {

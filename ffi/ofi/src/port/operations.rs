@@ -166,12 +166,10 @@ impl Operations {
     #[inline(always)]
     pub(super) fn finish(&mut self, number: u64) -> Option<EndedMessage> {
         let place = self.places.get_mut(usize::try_from(number).ok()?)?;
-        let Some(Operation { context, flags, is_wanted, buffer, rare: None, .. }) = *place else {
-            return None;
-        };
+        let ended = place.as_ref().filter(|it| it.rare.is_none())?.ended();
         *place = None;
         self.free.push(number as u32);
-        Some(EndedMessage { context, flags, is_wanted, buffer })
+        Some(ended)
     }
 
     /// Returns the request of a receive with this context.
