@@ -53,7 +53,7 @@ use core::borrow::{Borrow, BorrowMut};
 use active::{ActiveMessages, Handlers};
 use failure::{Failures, UnmetRanks};
 use grow::CreditPlan;
-use lmt::{PreparedPart, ProtocolSelections};
+use lmt::ProtocolSelections;
 use rma::{DirectTable, ExposedRegion, Regions, Reply};
 use state::{CompletionQueue, WorkList};
 
@@ -166,8 +166,6 @@ pub struct Engine<P: Port, S: Storage> {
     ranks: u32,
     /// The sends that were started since pending work was continued, and wait to leave together.
     gathered: u32,
-    /// The first part of a message that the port has ready to be sent.
-    prepared: Option<PreparedPart>,
     /// The multi-receive buffer that the message at hand has matched without a slot, and the length of the message.
     unplaced: Option<(u32, usize)>,
 }
@@ -246,7 +244,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
             unmet: UnmetRanks::default(),
             unplaced: None,
             gathered: 0,
-            prepared: None,
             ranks,
         })
     }

@@ -73,8 +73,10 @@ pub enum InjectedFault {
     ForgetGathered,
     /// The immediate data of an announced message are lost.
     DropImmediate,
-    /// The part of a message that was prepared is sent although the receiver has requested another one.
-    SendUnrequested,
+    /// A message whose bytes follow unasked is sent although there is credit only for its RTS.
+    SendUncredited,
+    /// A receive takes a stored message of which parts are missing for a whole one.
+    TakeUnfinished,
     /// A peer that is added does not take a reserve from those that are left.
     ForgetReserve,
     /// A peer gets credit before the memory of its reserve is committed.
@@ -219,7 +221,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 102] = [
+    pub const ALL: [InjectedFault; 103] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -251,7 +253,8 @@ impl InjectedFault {
         InjectedFault::ForgetAcknowledgement,
         InjectedFault::ForgetGathered,
         InjectedFault::DropImmediate,
-        InjectedFault::SendUnrequested,
+        InjectedFault::SendUncredited,
+        InjectedFault::TakeUnfinished,
         InjectedFault::ForgetReserve,
         InjectedFault::PromiseUncommitted,
         InjectedFault::OpenTwice,

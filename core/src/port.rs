@@ -171,6 +171,13 @@ pub trait PacketPort {
         0
     }
 
+    /// Returns the most bytes of a message to this peer, or from it, that are better sent at once, in several packets,
+    /// than announced. 0: a message that does not fit one packet is announced.
+    fn unasked_bytes(&self, peer: PeerId) -> usize {
+        let _ = peer;
+        0
+    }
+
     /// Sends a packet: `envelope`, and the bytes of `pieces`. Returns `false` if there is no space now; the
     /// engine then tries again later, with no other packet to this peer in between.
     ///

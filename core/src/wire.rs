@@ -82,7 +82,7 @@ pub mod rma;
 pub mod vipl;
 
 /// Version of the layouts on this page.
-pub const LAYOUT_VERSION: u32 = 15;
+pub const LAYOUT_VERSION: u32 = 16;
 
 /// A peer's rank in the world.
 pub type PeerId = u32;

@@ -62,6 +62,10 @@ impl PacketPort for FaultyPort {
         self.port.eager_bytes(peer)
     }
 
+    fn unasked_bytes(&self, peer: PeerId) -> usize {
+        self.port.unasked_bytes(peer)
+    }
+
     fn gathers(&self, peer: PeerId, len: usize) -> bool {
         self.port.gathers(peer, len)
     }

@@ -45,3 +45,4 @@ mod send;
 mod tests;
 
 pub use bypass::Bypass;
+pub(super) use receive::{needs_sender, stored_rts};

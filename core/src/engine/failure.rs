@@ -96,6 +96,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.trace.note("fail", peer.into());
         self.peer(peer).failure = Some(failure);
         self.peer(peer).assist = None;
+        self.peer(peer).unasked = None;
         self.peer(peer).accesses = 0;
         self.peer(peer).tally.last = Some(self.port.traffic(peer));
         // The peer may be alive and still copying a message of its own; it must find no further part to copy.
@@ -178,7 +179,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
     pub(in crate::engine) fn fail_queue(&mut self, peer: PeerId, queue: PeerQueue, failure: Failure) {
         while let Some(index) = self.first(peer, queue) {
             self.dequeue(peer, queue, index);
-            self.discard_prepared(index);
             let outcome = match self.requests.get(index).0 {
                 // All bytes of the message have arrived.
                 State::Finishing { outcome, .. } => outcome,

@@ -6,11 +6,12 @@
 //!   of the message.
 //! - **Put**: one copy. The receiver exposes its buffer, and the sender writes there. A packet, or the last write
 //!   itself, reports the end.
-//! - **Stream**: packets, which the sender fills while the receiver empties others (double buffering). If the last
-//!   message of such a size was streamed, the sender fills the first packet while the receiver answers the RTS.
+//! - **Stream**: packets, which the sender fills while the receiver empties others (double buffering). If the
+//!   receiver has granted credit for the whole message, and it is short enough, the packets follow the RTS unasked.
 //!
 //! | state of a send | queue of the peer | next |
 //! |---|---|---|
+//! | `Sending` | `Pending` | `Offered`; `Streaming` if the bytes follow unasked |
 //! | `Offered`: the RTS was sent | `Offered` | `Done` by a FIN; `Streaming` by a CTS |
 //! | `Streaming`: the bytes are being sent or put | `Streaming` | `Done` |
 //!
@@ -31,6 +32,7 @@
 //! | `lmt/assist.rs` | sender-assisted copy, a part of pull |
 //! | `lmt/put.rs` | put (paper 1: rendezvous by RDMA write) |
 //! | `lmt/stream.rs` | stream (paper 4: double buffering) |
+//! | `lmt/unasked.rs` | stream without a question |
 //!
 //! The faster protocol depends on the machine, on the cores of both processes and on the sender's activity. If the
 //! port has a clock ([`PacketPort::ticks`]), the receiver learns the fastest protocol for each peer and size, among
@@ -58,11 +60,12 @@ mod select;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod unasked;
 
 pub(super) use get::{Pull, is_worth_pulling};
 pub use select::PeerSelection;
 pub(super) use select::ProtocolSelections;
-pub(super) use stream::{PreparedPart, Stream, send_part};
+pub(super) use stream::{Stream, send_part};
 
 use super::{Engine, Storage};
 use crate::port::{Arrival, PeerFault, PeerId, Port, PortFault};

@@ -4,7 +4,7 @@
 use core::borrow::{Borrow, BorrowMut};
 
 use super::request::State;
-use super::state::{Assist, RmaState, StreamedSizes, WorkLink};
+use super::state::{Assist, RmaState, UnaskedPlace, WorkLink};
 use super::{Engine, Failure, StartError, Storage};
 use crate::counters::Tally;
 use crate::flow::{Account, Allowance};
@@ -71,14 +71,14 @@ pub struct Peer {
     pub(super) tally: Tally,
     /// Number of sends in [`PeerQueue::Offered`] for which a sender-assisted copy is possible.
     pub(super) sharable: u32,
-    /// The sizes of messages that the peer requests as streams.
-    pub(super) streamed: StreamedSizes,
     /// Number of accesses to the peer's memory under way.
     pub(super) accesses: u32,
     /// The send that this process currently assists.
     pub(super) assist: Option<Assist>,
     /// The receive into whose buffer the peer may be writing although it has failed.
     pub(super) late: Option<u32>,
+    /// Where the next part of the message goes whose bytes the peer sends unasked.
+    pub(super) unasked: Option<UnaskedPlace>,
     /// The next peer in the list of peers with work.
     pub(super) next_work: WorkLink,
     /// The next peer in the list of peers that have failed.

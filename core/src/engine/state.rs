@@ -15,7 +15,7 @@ pub(super) use active::{Assembly, Outgoing};
 pub use completion::CompletionKind;
 pub(super) use completion::{CompletionMark, CompletionQueue};
 pub(super) use lmt::{
-    Accesses, Assist, FIRST_BYTES, Incoming, Protocol, StreamState, StreamedSizes, TransferPhase,
+    Accesses, Assist, FIRST_BYTES, Incoming, Protocol, StreamState, TransferPhase, UnaskedPlace,
 };
 pub use multi::MultiReceiveOptions;
 pub(super) use multi::{MultiBuffer, MultiFit};

@@ -26,6 +26,10 @@ impl<P: PacketPort> PacketPort for PacketsOnly<P> {
         self.0.eager_bytes(peer)
     }
 
+    fn unasked_bytes(&self, peer: PeerId) -> usize {
+        self.0.unasked_bytes(peer)
+    }
+
     fn gathers(&self, peer: PeerId, len: usize) -> bool {
         self.0.gathers(peer, len)
     }

@@ -176,6 +176,11 @@ impl<L: PacketPort, R: PacketPort, T: Borrow<[Route]>> PacketPort for Pair<L, R,
         self.remote_to(peer).map_or_else(|| self.local.eager_bytes(peer), |remote| remote.eager_bytes(peer))
     }
 
+    fn unasked_bytes(&self, peer: PeerId) -> usize {
+        let local = || self.local.unasked_bytes(peer);
+        self.remote_to(peer).map_or_else(local, |remote| remote.unasked_bytes(peer))
+    }
+
     #[inline(always)]
     fn send(
         &mut self,

@@ -1,7 +1,7 @@
 //! The critical path: whole small messages in one call each way.
 #![forbid(unsafe_code)]
 
-use super::{Arrival, PacketPort, PeerFault, PeerId, Stores};
+use super::{Arrival, PacketPort, PeerId, Stores};
 use crate::payload::BorrowedRecv;
 use crate::sync::spin_hint;
 use crate::wire::Envelope;
@@ -153,26 +153,6 @@ pub trait ShortPath: PacketPort {
     fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
         let _ = (peer, stores);
     }
-
-    /// Copies the bytes of a packet of kind `Data` to where it will be sent from, although it may not be sent yet.
-    /// Returns `false` if nothing was prepared: there is no space to spare, or another packet is prepared already.
-    fn prepare(&mut self, peer: PeerId, bytes: &[u8]) -> bool {
-        let _ = (peer, bytes);
-        false
-    }
-
-    /// Sends the packet of `envelope.total` bytes that was prepared for this peer. Returns `false` if nothing was sent:
-    /// there is none, because the peer was closed since, or no space. The caller then discards it.
-    ///
-    /// # Errors
-    /// As [`PacketPort::send`].
-    fn send_prepared(&mut self, peer: PeerId, envelope: &Envelope) -> Result<bool, PeerFault> {
-        let _ = (peer, envelope);
-        Ok(false)
-    }
-
-    /// Frees the space of the prepared packet, if there is one.
-    fn discard_prepared(&mut self) {}
 
     /// As [`PacketPort::read`], with non-temporal stores where possible: the message is too large for the
     /// caches.

@@ -159,11 +159,6 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
         }
     }
 
-    /// Makes `to` the holder of a cell that `from` holds. Returns `false`, without any effect, if `from` does not.
-    pub(super) fn hand_over(&mut self, cell: u32, from: u32, to: u32) -> bool {
-        self.held_by(cell, from).map(|record| record.holder = to + 1).is_ok()
-    }
-
     /// Copies bytes in two pieces into a cell that [`CellPool::take`] returned. The caller publishes the
     /// cell. Returns `false`, without any effect, if the bytes do not fit.
     #[inline(always)]

@@ -19,7 +19,6 @@ mod open;
 mod packets;
 mod poll;
 mod prefetch;
-mod prepared;
 mod queues;
 mod remote;
 mod short;
@@ -34,7 +33,6 @@ use left_cells::{LeftCells, MOST_LEFT};
 use link::Condition;
 pub use link::{Ends, Link};
 use prefetch::WritePrefetch;
-use prepared::PreparedPacket;
 use queues::ReceiveQueues;
 use remote::{KeptShare, MOST_KEPT};
 
@@ -117,8 +115,6 @@ where
     deferred: Option<(PeerId, u32)>,
     /// Whether the pools are large enough for deferred releases.
     defers: bool,
-    /// A packet that was copied into a cell before it may be sent.
-    prepared: Option<PreparedPacket>,
     /// The table of the peer's list that is being read.
     runs: RunTable,
     /// The number of lists that were exposed.
@@ -171,7 +167,6 @@ where
             swept: 0,
             deferred: None,
             defers: false,
-            prepared: None,
             runs: RunTable::new(),
             lists: 0,
             left: [const { None }; MOST_LEFT],

@@ -62,12 +62,12 @@ impl<U: UnitMemory, B: BorrowMut<[u32]>> Store<U, B> {
 
     /// Marks the assigned messages that satisfy the test and have no mark.
     #[cold]
-    pub fn mark_assigned(&mut self, mark: u32, test: impl Fn(&Stored) -> bool) {
+    pub fn mark_assigned(&mut self, mark: u32, test: impl Fn(&Self, u32, &Stored) -> bool) {
         let mut id = self.assigned.head;
         while id != NONE {
-            let stored = self.get(id);
+            let is_it = test(self, id, &self.get(id));
             let head = self.unit_mut(id);
-            if word(head, CHAIN) == 0 && test(&stored) {
+            if word(head, CHAIN) == 0 && is_it {
                 put(head, CHAIN, mark);
             }
             id = word(head, NEXT);

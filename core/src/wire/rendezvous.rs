@@ -4,8 +4,9 @@
 //! - **RTS**. Word 0: bytes of the message; 1: the sender's request; 2: bits 0-7 the protocol by which the sender
 //!   receives such messages, 0 if unknown, see [`Rts::protocol_number`]; bits 8-23 the head of a [`Descriptor`] of
 //!   the message's bytes in the sender's memory; bits 24-31 the origin; bit 32 whether the
-//!   message has immediate data; the other bits are 0. Then the immediate data, a word, if there are any. Then the
-//!   bytes of the descriptor, filled with zeros to whole words. Then the first bytes of the message.
+//!   message has immediate data; bit 33 whether its bytes follow unasked; the other bits are 0. Then the immediate
+//!   data, a word, if there are any. Then the bytes of the descriptor, filled with zeros to whole words. Then the
+//!   first bytes of the message.
 //! - **CTS**. Word 0: the sender's request; 1: the receiver's request; 2: first byte requested; 3: end of the
 //!   bytes requested; 4: bits 0-7 the stores that the sender should use, [`Stores::code`]; bits 8-23 the head of a
 //!   descriptor of the receiver's buffer; the other bits are 0. Then the bytes of the descriptor, as in RTS.
@@ -23,6 +24,10 @@
 //! requested bytes into the buffer that the CTS describes. A receiver that has all bytes that it wants sends
 //! FIN, unless it received them in `Data` packets.
 //!
+//! If the bytes of a message follow unasked, its RTS has neither descriptor nor first bytes, and word 1 is 0. The sender
+//! has credit for the whole message, and sends its bytes in `Data` packets with the tag [`UNASKED`]. Nobody answers. A
+//! sender begins such a message when all bytes of the one before have left.
+//!
 //! A request is a number that its owner checks when the number returns. A descriptor is used only by the port, which
 //! checks it.
 #![forbid(unsafe_code)]
@@ -37,6 +42,8 @@ pub const MOST_RTS_BYTES: usize = RTS_BYTES + IMMEDIATE_BYTES + DESCRIPTOR_BYTES
 pub const CTS_BYTES: usize = 40;
 /// Most bytes of a CTS.
 pub const MOST_CTS_BYTES: usize = CTS_BYTES + DESCRIPTOR_BYTES;
+/// Tag of the `Data` packets that the receiver has not asked for. No request has this number.
+pub const UNASKED: u64 = u64::MAX;
 /// Number of protocols that an RTS can name.
 pub const MOST_PROTOCOLS: u8 = 4;
 /// Bytes of a FIN.
@@ -171,6 +178,8 @@ pub struct Rts {
     pub protocol_number: u8,
     /// The immediate data, if the message has them.
     pub immediate: Option<u64>,
+    /// Whether the bytes of the message follow unasked.
+    pub is_unasked: bool,
 }
 
 /// The content of a CTS.
@@ -237,12 +246,20 @@ impl Rts {
         if self.immediate.is_some() { RTS_BYTES + IMMEDIATE_BYTES } else { RTS_BYTES }
     }
 
+    /// Returns how many bytes of the message a receiver has that has stored the RTS with what has come behind it,
+    /// together `len` bytes. In the stored RTS of a message whose bytes follow unasked, their number stands in place of
+    /// the sender's request.
+    pub const fn arrived(&self, len: usize) -> u64 {
+        if self.is_unasked { self.sender } else { len.saturating_sub(self.bytes()) as u64 }
+    }
+
     /// Encodes the RTS; the first bytes of the message follow it.
     pub fn encode(&self) -> Encoded<MOST_RTS_BYTES> {
         let word = u64::from(self.protocol_number)
             | self.descriptor.head() << 8
             | u64::from(self.origin) << 24
-            | u64::from(self.immediate.is_some()) << 32;
+            | u64::from(self.immediate.is_some()) << 32
+            | u64::from(self.is_unasked) << 33;
         let words = [self.total, self.sender, word, self.immediate.unwrap_or(0)];
         Encoded::new(words.get(..self.head_bytes() / 8).unwrap_or(&words), &self.descriptor)
     }
@@ -253,17 +270,23 @@ impl Rts {
     pub fn decode(bytes: &[u8], len: usize) -> Option<Self> {
         let last = word(bytes, 2)?;
         let origin = (last >> 24) as u8;
-        let head = last >> 8 & 0xffff | last >> 33 << 16;
+        let head = last >> 8 & 0xffff | last >> 34 << 16;
+        let is_unasked = last >> 33 & 1 != 0;
         let immediate = if last >> 32 & 1 == 0 { None } else { Some(word(bytes, 3)?) };
         let at = if immediate.is_some() { RTS_BYTES + IMMEDIATE_BYTES } else { RTS_BYTES };
         let descriptor = Descriptor::decode(head, bytes.get(at..)?)?;
         let protocol_number =
             Some(last as u8).filter(|protocol_number| *protocol_number <= MOST_PROTOCOLS)?;
         let (total, sender) = (word(bytes, 0)?, word(bytes, 1)?);
-        let rts = Self { total, sender, descriptor, origin, protocol_number, immediate };
+        let rts = Self { total, sender, descriptor, origin, protocol_number, immediate, is_unasked };
         let first = len.checked_sub(rts.bytes())?;
         let has_origin = usize::from(origin) <= first && (origin == 0 || !descriptor.is_none());
-        (has_origin && first as u64 <= rts.total && rts.total <= isize::MAX as u64).then_some(rts)
+        let is_plain = descriptor.is_none() && rts.total > 0;
+        (has_origin
+            && first as u64 <= rts.total
+            && rts.total <= isize::MAX as u64
+            && (is_plain || !is_unasked))
+            .then_some(rts)
     }
 }
 
@@ -296,7 +319,15 @@ mod tests {
 
     fn rts() -> Rts {
         let descriptor = Descriptor::of_address(0x1234_5678_9abc);
-        Rts { total: 70, sender: u64::MAX, descriptor, origin: 0, protocol_number: 3, immediate: None }
+        Rts {
+            total: 70,
+            sender: u64::MAX,
+            descriptor,
+            origin: 0,
+            protocol_number: 3,
+            immediate: None,
+            is_unasked: false,
+        }
     }
 
     fn descriptors() -> [Descriptor; 4] {

@@ -8,8 +8,8 @@ use nemesia_core::shared::port::Stores;
 use super::{Config, FASTBOX_BYTES, Origin, SingleCopy};
 use crate::os::numa::last_cache_bytes;
 
-/// The most bytes of a message that is sent eagerly inside a machine by default.
-const LOCAL_EAGER_BYTES: usize = 33 << 10;
+/// The most bytes of a message that is sent at once inside a machine by default, in several cells if need be.
+const LOCAL_EAGER_BYTES: usize = 256 << 10;
 
 impl Config {
     /// Sets the number of cells in each process's pool: a power of two, 4 to 4096.

@@ -3,7 +3,7 @@
 use nemesia_core::wire::{Envelope, Kind};
 use nemesia_verification::oracle::{MessageEnd as Expected, Name, Waiting};
 
-use crate::fabric::{Conditions, Taken};
+use crate::fabric::Taken;
 use crate::memory::{BLANK, first_difference};
 use crate::port::{is_matched, is_offer, is_remote};
 use crate::simulation::{Arrival, Message, Rank, Receive, Report, Sending, Simulation};
@@ -43,6 +43,9 @@ impl<P: WorldPort> Simulation<P> {
             if is_remote(packet.envelope.kind) {
                 self.execute(packet.peer, rank, packet.len)?;
             }
+            if packet.is_unasked_part() {
+                self.take_part(rank, &packet)?;
+            }
             if !is_matched(packet.envelope.kind) {
                 continue;
             }
@@ -55,8 +58,38 @@ impl<P: WorldPort> Simulation<P> {
                 packet.peer
             );
             self.check_first(rank, name, &packet)?;
-            let arrival = if is_offer(packet.envelope.kind) { Arrival::Offered } else { Arrival::Whole };
-            self.arrive(rank, name, arrival, packet.len, packet.is_along());
+            let arrival = match packet.rts {
+                Some(rts) if rts.is_unasked => Arrival::Unasked(rts.total),
+                _ if is_offer(packet.envelope.kind) => Arrival::Offered,
+                _ => Arrival::Whole,
+            };
+            if matches!(arrival, Arrival::Unasked(_)) {
+                let former = self.rank(rank).unasked[packet.peer as usize].replace(name);
+                ensure!(former.is_none(), "{name:?} to {rank} begins before {former:?} has come");
+            }
+            self.arrive(rank, name, arrival, packet.paid_bytes(), packet.is_along());
+        }
+        Ok(())
+    }
+
+    /// Reports a part of a message whose bytes follow unasked.
+    fn take_part(&mut self, rank: u32, packet: &Taken) -> Check {
+        let name = self.rank(rank).unasked[packet.peer as usize];
+        let Some(name) = name else {
+            return Err(Violation(format!("rank {rank} takes {packet:?}, which belongs to no message")));
+        };
+        self.count(Event::Unasked);
+        let Message { arrival, matched, .. } = self.message(rank, name);
+        let Arrival::Unasked(left) = *arrival else {
+            return Err(Violation(format!("rank {rank} takes {packet:?} of {name:?}, which is {arrival:?}")));
+        };
+        let left = left.saturating_sub(packet.len as u64);
+        *arrival = if left > 0 { Arrival::Unasked(left) } else { Arrival::Whole };
+        if !*matched {
+            self.count(Event::UnaskedStored);
+        }
+        if left == 0 {
+            self.rank(rank).unasked[packet.peer as usize] = None;
         }
         Ok(())
     }
@@ -69,16 +102,16 @@ impl<P: WorldPort> Simulation<P> {
             (context, tag, packet.total()) == (is.context, is.tag, is.len as u64),
             "{name:?} to {rank} is {is:?}, but arrives as {packet:?}"
         );
-        let Conditions { prefers_eager, packet_bytes, .. } = self.shape.conditions;
-        let preferred = if prefers_eager { packet_bytes } else { 0 };
+        let preferred = P::preferred(&self.shape.conditions, name.source);
         let is_long = is.len > self.shape.terms.eager_bytes.max(preferred);
         ensure!(!is_long || kind == Kind::Rts, "{name:?} to {rank}, {is:?}, is not announced: {kind:?}");
+        let is_unasked = packet.rts.is_some_and(|rts| rts.is_unasked);
         ensure!(
-            !is.synchronous || is_offer(kind),
+            !is.synchronous || is_offer(kind) && !is_unasked,
             "{name:?} to {rank} is synchronous, but its sender waits for no answer: {kind:?}"
         );
         ensure!(
-            !is_offer(kind) || !sent,
+            !is_offer(kind) || !sent || is_unasked,
             "the send of {name:?} to {rank} was complete before it was answered"
         );
         Ok(())
@@ -209,8 +242,9 @@ impl<P: WorldPort> Simulation<P> {
         let gone = self.is_past(rank, name);
         match self.message(rank, name).arrival {
             Arrival::Whole | Arrival::Own => DueCheck::Now,
-            Arrival::Offered if gone => DueCheck::Now,
+            Arrival::Offered | Arrival::Unasked(_) if gone => DueCheck::Now,
             Arrival::Offered => DueCheck::Perhaps,
+            Arrival::Unasked(_) => DueCheck::Never,
             Arrival::Not => DueCheck::Never,
         }
     }
@@ -281,7 +315,8 @@ impl<P: WorldPort> Simulation<P> {
         // A message that arrived whole with its announcement outlives its sender. It does not outlive the
         // readmission of the sender, because the new process could not learn that it was received.
         let lost = self.is_past(rank, name) && !along || self.is_of_another(rank, name);
-        if arrival == Arrival::Offered && lost && matches!(outcome, Err(CompletionError::PeerFailed { .. })) {
+        let was_announced = matches!(arrival, Arrival::Offered | Arrival::Unasked(_));
+        if was_announced && lost && matches!(outcome, Err(CompletionError::PeerFailed { .. })) {
             self.world.fabric().memory.end(loan, |_| ())?;
             return self.check_failed(rank, outcome);
         }

@@ -149,12 +149,14 @@ impl<P: WorldPort> Simulation<P> {
         if failure == Failure::Finished {
             self.flush_gone(rank, peer)?;
         }
+        self.rank(rank).unasked[peer as usize] = None;
         // A message that was only announced is lost with its sender. A message whose bytes came with its
         // announcement is kept.
         let waiting = self.rank(rank).oracle.waiting().to_vec();
         for name in waiting.iter().map(|waiting| waiting.name).filter(|name| name.source == peer) {
             let message = self.message(rank, name);
-            if message.arrival == Arrival::Offered && !message.along {
+            let is_announced = matches!(message.arrival, Arrival::Offered | Arrival::Unasked(_));
+            if is_announced && !message.along {
                 self.rank(rank).oracle.forget(name);
             }
         }

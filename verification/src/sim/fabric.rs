@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use nemesia_core::counters::{Count, TrafficCounters};
 use nemesia_core::wire::prefix::EagerPrefix;
-use nemesia_core::wire::rendezvous::Rts;
+use nemesia_core::wire::rendezvous::{Rts, UNASKED};
 use nemesia_core::wire::{Envelope, Kind};
 
 use access::AccessState;
@@ -157,6 +157,16 @@ impl Taken {
     pub(crate) fn total(&self) -> u64 {
         let whole = self.len - EagerPrefix::bytes_of(self.envelope.kind);
         self.rts.map_or(whole as u64, |rts| rts.total)
+    }
+
+    /// Returns the bytes for which the sender has paid with this packet.
+    pub(crate) fn paid_bytes(&self) -> usize {
+        self.len + self.rts.map_or(0, |rts| unasked_bytes(&rts))
+    }
+
+    /// Returns whether this is a part of a message whose bytes follow unasked.
+    pub(crate) fn is_unasked_part(&self) -> bool {
+        self.envelope.kind == Kind::Data && self.envelope.tag == UNASKED
     }
 
     /// Returns whether the sender waits for an answer, although the packet carries the whole message.
@@ -485,6 +495,11 @@ impl Fabric {
 }
 
 /// Returns the content of a packet if it is an RTS.
+/// Returns the bytes that follow this RTS unasked.
+pub(crate) const fn unasked_bytes(rts: &Rts) -> usize {
+    if rts.is_unasked { rts.total as usize } else { 0 }
+}
+
 pub(crate) fn rts_of(envelope: &Envelope, payload: &[u8]) -> Option<Rts> {
     if envelope.kind == Kind::Rts { Rts::decode(payload, payload.len()) } else { None }
 }

@@ -18,7 +18,7 @@ use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::{Envelope, Kind};
 
 use crate::fabric::access::Parts;
-use crate::fabric::{self, Class, Conditions, DuePacket, Fabric, Path, Taken};
+use crate::fabric::{self, Class, Conditions, DuePacket, Fabric, Path, Taken, rts_of, unasked_bytes};
 use crate::tally::Event;
 use crate::world::WorldPort;
 
@@ -39,8 +39,6 @@ pub(crate) struct SimPort {
     runs: Box<RunTable>,
     /// The number of lists that were exposed.
     lists: u64,
-    /// A packet that is ready to be sent to a peer.
-    prepared: Option<(PeerId, Vec<u8>)>,
 }
 
 /// Returns the result of a single copy.
@@ -55,8 +53,12 @@ pub(crate) const fn copied(pulled: fabric::Pulled) -> Result<(), AccessError> {
 impl WorldPort for SimPort {
     type Medium = ();
 
+    fn preferred(conditions: &Conditions, _: u32) -> usize {
+        if conditions.prefers_eager { conditions.packet_bytes } else { 0 }
+    }
+
     fn start(rank: PeerId, fabric: Rc<RefCell<Fabric>>, (): ()) -> Option<Self> {
-        Some(Self { rank, fabric, runs: Box::default(), lists: 0, prepared: None })
+        Some(Self { rank, fabric, runs: Box::default(), lists: 0 })
     }
 
     fn free_cells(&mut self) -> usize {
@@ -84,14 +86,14 @@ pub(crate) fn record_sent(
     fabric: &mut Fabric,
     (rank, peer): (u32, u32),
     envelope: &Envelope,
-    len: usize,
+    paid_bytes: usize,
     sent: bool,
 ) {
     if let Some(event) = event(sent, envelope.kind) {
         fabric.tally.count(event);
     }
     if sent && is_matched(envelope.kind) {
-        fabric.spend(rank, peer, cost(len));
+        fabric.spend(rank, peer, cost(paid_bytes));
     }
 }
 
@@ -132,7 +134,8 @@ impl SimPort {
     fn send_bytes(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
         let mut fabric = self.fabric.borrow_mut();
         let sent = fabric.send(self.rank, peer, class(envelope.kind), envelope, payload);
-        record_sent(&mut fabric, (self.rank, peer), envelope, payload.len(), sent);
+        let unasked = rts_of(envelope, payload).map_or(0, |rts| unasked_bytes(&rts));
+        record_sent(&mut fabric, (self.rank, peer), envelope, payload.len() + unasked, sent);
         Ok(sent)
     }
 }
@@ -158,6 +161,11 @@ impl PacketPort for SimPort {
     fn eager_bytes(&self, peer: PeerId) -> usize {
         let Conditions { packet_bytes, prefers_eager, .. } = self.fabric.borrow().conditions;
         if prefers_eager && peer.is_multiple_of(2) { packet_bytes } else { 0 }
+    }
+
+    fn unasked_bytes(&self, peer: PeerId) -> usize {
+        let Conditions { packet_bytes, prefers_eager, .. } = self.fabric.borrow().conditions;
+        if prefers_eager && !peer.is_multiple_of(3) { 4 * packet_bytes } else { 0 }
     }
 
     fn gathers(&self, _: PeerId, len: usize) -> bool {
@@ -199,7 +207,6 @@ impl PacketPort for SimPort {
     }
 
     fn close(&mut self, peer: PeerId) {
-        self.prepared.take_if(|(to, _)| *to == peer);
         self.runs.forget(peer);
         self.fabric.borrow_mut().close(self.rank, peer);
     }
@@ -208,24 +215,6 @@ impl PacketPort for SimPort {
 impl ShortPath for SimPort {
     fn short_bytes(&self) -> usize {
         SHORT_BYTES
-    }
-
-    fn prepare(&mut self, peer: PeerId, bytes: &[u8]) -> bool {
-        let is_free = self.prepared.is_none();
-        if is_free {
-            self.prepared = Some((peer, bytes.to_vec()));
-        }
-        is_free
-    }
-
-    fn send_prepared(&mut self, peer: PeerId, envelope: &Envelope) -> Result<bool, PeerFault> {
-        let Some((to, bytes)) = self.prepared.take_if(|(to, _)| *to == peer) else { return Ok(false) };
-        assert_eq!((to, bytes.len() as u64), (peer, envelope.total), "what was prepared is another packet");
-        self.send_bytes(peer, envelope, &bytes)
-    }
-
-    fn discard_prepared(&mut self) {
-        self.prepared = None;
     }
 
     fn send_short(&mut self, peer: PeerId, context: u16, tag: u64, bytes: &[u8]) -> Option<bool> {

@@ -142,7 +142,8 @@ impl<P: WorldPort> Simulation<P> {
         let Rank { claims, first, .. } = &self.ranks[rank as usize];
         claims.iter().map(|(_, name)| *name).filter(move |name| {
             let message = &self.sent[name.source as usize][rank as usize][name.number];
-            name.number >= first[name.source as usize] || message.arrival != Arrival::Offered
+            let is_announced = matches!(message.arrival, Arrival::Offered | Arrival::Unasked(_));
+            name.number >= first[name.source as usize] || !is_announced
         })
     }
 

@@ -20,7 +20,7 @@ use nemesia_core::wire::prefix::{IMMEDIATE_BYTES, PrefixWords};
 use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::{Envelope, Kind};
 
-use crate::fabric::{Fabric, Taken, rts_of};
+use crate::fabric::{Conditions, Fabric, Taken, rts_of, unasked_bytes};
 use crate::port::record_sent;
 use crate::segments::SegmentPort;
 use crate::tally::Event;
@@ -47,6 +47,10 @@ impl<'a> WorldPort for SharedPort<'a> {
         let mut port = medium.port(rank, host)?;
         medium.links(rank).for_each(|(peer, link)| _ = port.open(peer, link));
         Some(Self { rank, fabric, medium, port })
+    }
+
+    fn preferred(conditions: &Conditions, rank: u32) -> usize {
+        if rank.is_multiple_of(2) { 0 } else { conditions.packet_bytes }
     }
 
     fn begin(medium: Self::Medium, rank: PeerId) {
@@ -96,6 +100,17 @@ impl SharedPort<'_> {
         dead: T,
         send: impl FnOnce(&mut SegmentPort<'_, SharedHost<'_>>) -> Option<T>,
     ) -> Option<T> {
+        self.sends_paid(peer, (envelope, 0), dead, send)
+    }
+
+    /// As [`Self::sends`], for a packet that is followed by so many bytes unasked.
+    fn sends_paid<T>(
+        &mut self,
+        peer: PeerId,
+        (envelope, unasked): (&Envelope, usize),
+        dead: T,
+        send: impl FnOnce(&mut SegmentPort<'_, SharedHost<'_>>) -> Option<T>,
+    ) -> Option<T> {
         let len = envelope.total as usize;
         if self.refuses(peer, len) {
             return None;
@@ -111,7 +126,7 @@ impl SharedPort<'_> {
             let now = fabric.now;
             fabric.trace.note(now, || format!("{} -> {peer}: {envelope:?}", self.rank));
         }
-        record_sent(&mut fabric, (self.rank, peer), envelope, len, sent.is_some());
+        record_sent(&mut fabric, (self.rank, peer), envelope, len + unasked, sent.is_some());
         sent
     }
 
@@ -155,6 +170,14 @@ impl PacketPort for SharedPort<'_> {
         self.port.packet_bytes()
     }
 
+    fn eager_bytes(&self, peer: PeerId) -> usize {
+        self.port.eager_bytes(peer)
+    }
+
+    fn unasked_bytes(&self, peer: PeerId) -> usize {
+        self.port.unasked_bytes(peer)
+    }
+
     fn send(
         &mut self,
         peer: PeerId,
@@ -162,13 +185,18 @@ impl PacketPort for SharedPort<'_> {
         pieces: PacketPieces<'_>,
     ) -> Result<bool, PeerFault> {
         let mut fault = None;
-        let sent = self.sends(peer, envelope, (), |port| match port.send(peer, envelope, pieces) {
-            Ok(sent) => sent.then_some(()),
-            Err(found) => {
-                fault = Some(found);
-                None
-            }
-        });
+        let unasked = match &pieces {
+            PacketPieces::Whole(bytes) => rts_of(envelope, bytes).map_or(0, |rts| unasked_bytes(&rts)),
+            _ => 0,
+        };
+        let sent =
+            self.sends_paid(peer, (envelope, unasked), (), |port| match port.send(peer, envelope, pieces) {
+                Ok(sent) => sent.then_some(()),
+                Err(found) => {
+                    fault = Some(found);
+                    None
+                }
+            });
         fault.map_or(Ok(sent.is_some()), Err)
     }
 
@@ -353,18 +381,6 @@ impl ShortPath for SharedPort<'_> {
 
     fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
         self.port.set_data_stores(peer, stores);
-    }
-
-    fn prepare(&mut self, peer: PeerId, bytes: &[u8]) -> bool {
-        self.port.prepare(peer, bytes)
-    }
-
-    fn send_prepared(&mut self, peer: PeerId, envelope: &Envelope) -> Result<bool, PeerFault> {
-        self.port.send_prepared(peer, envelope)
-    }
-
-    fn discard_prepared(&mut self) {
-        self.port.discard_prepared();
     }
 
     fn read_non_temporal(&self, arrival: &Arrival<PacketPlace>, at: usize, to: &mut [u8]) -> bool {

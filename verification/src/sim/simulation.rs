@@ -22,6 +22,8 @@ pub(crate) enum Arrival {
     Whole,
     /// With the announcement only; the bytes follow.
     Offered,
+    /// With the announcement, and so many bytes that follow unasked are still missing.
+    Unasked(u64),
     /// It never left its rank.
     Own,
 }
@@ -111,6 +113,8 @@ pub(crate) struct Rank {
     pub(crate) claims: Vec<(Claim, Name)>,
     /// The number of messages of each rank that have arrived.
     pub(crate) arrived: Vec<usize>,
+    /// Of each rank, the message whose bytes follow unasked.
+    pub(crate) unasked: Vec<Option<Name>>,
     /// The units of credit that these have used.
     pub(crate) charged: Vec<u64>,
     pub(crate) looks: Vec<CreditView>,
@@ -142,6 +146,7 @@ impl Rank {
             receives: Vec::new(),
             claims: Vec::new(),
             arrived: vec![0; ranks],
+            unasked: vec![None; ranks],
             charged: vec![0; ranks],
             looks: vec![CreditView::default(); ranks],
             reported: vec![Report::Nothing; ranks],

@@ -33,6 +33,9 @@ pub(crate) enum Event {
     /// A receive took its message when it was posted; or later.
     Unexpected,
     Expected,
+    /// A part of a message arrived unasked; for a message that no receive had matched.
+    Unasked,
+    UnaskedStored,
     /// A blocking receive took its message without being posted.
     Bypass,
     /// The same, while other receives were posted.
@@ -207,7 +210,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 145] = [
+const EVENTS: [(Event, &str); 147] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -230,6 +233,8 @@ const EVENTS: [(Event, &str); 145] = [
     (Event::AccessBusy, "busy"),
     (Event::Unexpected, "unexpected"),
     (Event::Expected, "expected"),
+    (Event::Unasked, "unasked parts"),
+    (Event::UnaskedStored, "stored"),
     (Event::Bypass, "bypassed"),
     (Event::BypassBeside, "bypassed beside"),
     (Event::BypassShort, "as a word"),

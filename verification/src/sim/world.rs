@@ -23,7 +23,7 @@ pub(crate) use nemesia_core::store::cost;
 use nemesia_core::store::most;
 use nemesia_verification::storage::EngineVectors;
 
-use crate::fabric::Fabric;
+use crate::fabric::{Conditions, Fabric};
 use crate::memory::{Loan, Place};
 use crate::shape::{Shape, Terms};
 use crate::tally::Tally;
@@ -39,6 +39,9 @@ pub(crate) trait WorldPort: Port + Debug {
     type Medium: Copy + Debug;
     /// Whether the fabric wakes a process that sleeps, for what others have done to it.
     const WAKES: bool = true;
+
+    /// Returns the most bytes of a message of this rank that a port prefers to be sent at once, in one packet.
+    fn preferred(conditions: &Conditions, rank: u32) -> usize;
 
     /// Gives a rank a new process, which has no connection. Its port starts next.
     fn begin(medium: Self::Medium, rank: u32) {

@@ -283,8 +283,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let gone = |store: &Store<_, _>, id: u32, stored: &Stored| {
             stored.source == peer
                 && stored.kind == Kind::Rts
-                && stored_rts(store, id, stored)
-                    .is_none_or(|rts| rts.total > (stored.len - rts.bytes()) as u64)
+                && stored_rts(store, id, stored).is_none_or(|rts| rts.total > rts.arrived(stored.len))
         };
         #[cfg(nemesia_injected_fault)]
         let gone = |store: &Store<_, _>, id: u32, stored: &Stored| {

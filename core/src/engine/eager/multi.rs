@@ -19,6 +19,7 @@
 //! as there is a slot, [`Engine::feed`] moves it to its place. Completions that are taken free slots.
 #![forbid(unsafe_code)]
 
+use super::receive::needs_sender;
 use crate::engine::request::{Outcome, Request, State};
 use crate::engine::state::{CompletionKind, CompletionMark, MultiBuffer, MultiFit};
 use crate::engine::{
@@ -161,7 +162,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
 
     /// Promises a place to the message just stored, if it matches a multi-receive buffer and has got no slot.
     #[inline(always)]
-    pub(super) fn assign_stored(&mut self, stored: Option<u32>) {
+    pub(in crate::engine) fn assign_stored(&mut self, stored: Option<u32>) {
         if let Some(unplaced) = self.unplaced {
             self.unplaced = None;
             self.promise_place(stored, unplaced);
@@ -215,7 +216,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// of the peer.
     pub(in crate::engine) fn lose_assigned(&mut self, peer: PeerId) {
         let mark = if self.failure(peer) == Some(Failure::Finished) { FINISHED } else { FAILED };
-        self.store.mark_assigned(mark, |stored| stored.source == peer && stored.kind.is_answered());
+        self.store.mark_assigned(mark, |store, id, stored| {
+            stored.source == peer && needs_sender(store, id, stored)
+        });
     }
 
     /// Offers each stored message to the posted receives, in the order of arrival. A receive that has refused a message

@@ -37,6 +37,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             origin: 0,
             protocol_number: 0,
             immediate: message.immediate,
+            is_unasked: false,
         };
         let bytes = rts.bytes();
         let rts = rts.encode();

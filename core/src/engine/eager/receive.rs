@@ -30,6 +30,16 @@ where
     Rts::decode(&head[..len], stored.len)
 }
 
+/// Returns whether the sender of a stored message waits for an answer, or still has bytes of it.
+pub(in crate::engine) fn needs_sender<M, H>(store: &Store<M, H>, id: u32, stored: &Stored) -> bool
+where
+    M: UnitMemory,
+    H: BorrowMut<[u32]>,
+{
+    let is_whole = |rts: Rts| rts.is_unasked && rts.arrived(stored.len) == rts.total;
+    stored.kind.is_answered() && !stored_rts(store, id, stored).is_some_and(is_whole)
+}
+
 impl<P: Port, S: Storage> Engine<P, S> {
     /// Posts a receive. The receive may complete at once; [`Engine::test`] returns its state. The engine takes the
     /// buffer out of `buf`, unless it returns an error.
@@ -101,9 +111,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let room = buf.len();
         if stored.kind == Kind::Rts {
             if let Some(rts) = stored_rts(&self.store, id, &stored) {
-                let first = stored.len - rts.bytes();
+                let first = rts.arrived(stored.len) as usize;
                 buf.each(0, first, |done, to| _ = self.store.read(id, rts.bytes() + done, to));
                 self.discard(id);
+                if rts.is_unasked {
+                    return self.receive_unasked(index, (stored.source, stored.tag), rts, first as u64, buf);
+                }
                 self.receive_offered(index, (stored.source, stored.tag), rts, first, buf);
             }
             return;
@@ -228,6 +241,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 return Err(fault);
             }
         };
+        if rts.is_unasked {
+            return self.deliver_unasked(arrival, rts);
+        }
         let Some((index, mut buf)) = self.take_posted(from, &envelope, rts.total) else {
             return self.keep(arrival, head);
         };
@@ -238,7 +254,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return self.end_taken_back(index, from);
         }
         let charged = self.charge(from, cost(len), false);
-        if rts.total <= self.most_eager(from) as u64 {
+        if rts.total <= self.most_unasked(from) as u64 {
             self.widen_credit(from);
         }
         self.receive_offered(index, (from, envelope.tag), rts, first, buf);

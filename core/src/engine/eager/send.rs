@@ -330,7 +330,10 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 return Ok(false);
             }
         }
-        Pull::initiate(self, to, index)
+        match self.may_leave_unasked(to, &message) {
+            true => self.send_unasked(to, index, message),
+            false => Pull::initiate(self, to, index),
+        }
     }
 
     /// Withdraws a send that waits in the queue of pending sends. Returns `false` if `id` is no such send.

@@ -8,6 +8,7 @@
 use core::borrow::{Borrow as _, BorrowMut as _};
 
 use crate::counters::Tally;
+use crate::engine::eager::needs_sender;
 use crate::engine::request::{CompletionError, State};
 use crate::engine::state::RmaState;
 use crate::engine::{Engine, Failure, Peer, Storage};
@@ -127,7 +128,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 continue;
             }
             let it = self.store.get(stored);
-            if it.source == peer && it.kind.is_answered() {
+            if it.source == peer && needs_sender(&self.store, stored, &it) {
                 self.discard(stored);
                 self.requests.get_mut(index).0 = State::Lost(CompletionError::PeerFailed { peer, failure });
             }

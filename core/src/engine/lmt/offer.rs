@@ -14,7 +14,7 @@ use crate::port::{Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port
 use crate::store::cost;
 use crate::wire::listed::MOST_RUNS;
 use crate::wire::rendezvous::{
-    Cts, Descriptor, FIN_BYTES, IMMEDIATE_BYTES, MOST_CTS_BYTES, MOST_RTS_BYTES, RTS_BYTES, Rts,
+    Cts, Descriptor, FIN_BYTES, IMMEDIATE_BYTES, MOST_CTS_BYTES, MOST_RTS_BYTES, RTS_BYTES, Rts, UNASKED,
 };
 use crate::wire::{Envelope, Kind};
 
@@ -60,6 +60,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             origin: if descriptor.is_none() { 0 } else { origin as u8 },
             protocol_number: self.selections.protocol_number(to, buf.len() as u64),
             immediate,
+            is_unasked: false,
         };
         let (rts, first) = self.fit_offer(to, rts, first);
         let (head, len) = (rts.bytes(), rts.bytes() + first);
@@ -88,9 +89,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
             });
             self.requests.get_mut(index).0 = State::Offered { to, message, exposure };
             self.enqueue(to, PeerQueue::Offered, index);
-            if rts.descriptor.mappable().is_none() {
-                self.prepare(to, index, first);
-            }
         }
         Ok(sent)
     }
@@ -145,7 +143,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 if cts.end > total {
                     return Err(fault);
                 }
-                self.peer(peer).streamed.set(total, cts.descriptor.is_none());
                 Stream::start_send(self, peer, index, &cts);
                 Ok(())
             }
@@ -157,13 +154,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
                     self.acknowledged(peer, index);
                     return Ok(());
                 }
-                let (index, message) = self.offered(peer, sender).ok_or(fault)?;
-                self.peer(peer).streamed.set(message.buf.len() as u64, false);
-                self.discard_prepared(index);
+                let (index, _) = self.offered(peer, sender).ok_or(fault)?;
                 self.dequeue(peer, PeerQueue::Offered, index);
                 Pull::done_send(self, peer, index);
                 Ok(())
             }
+            Kind::Data if arrival.envelope.tag == UNASKED => self.take_unasked(arrival),
             Kind::Data => {
                 let id = RequestId::from_bits(arrival.envelope.tag);
                 if !self.requests.is_live(id.index, id.generation) {

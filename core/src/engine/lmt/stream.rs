@@ -8,8 +8,6 @@ use crate::engine::request::{self, State};
 use crate::engine::state::{Accesses, Incoming, StreamState, TransferPhase};
 use crate::engine::unload::TAKEN_BACK;
 use crate::engine::{Engine, Storage};
-#[cfg(nemesia_injected_fault)]
-use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{BorrowedGather, Gather};
 use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
 use crate::wire::rendezvous::{Cts, Descriptor};
@@ -24,10 +22,10 @@ pub(in crate::engine) enum Stream {}
 /// packet costs more than that saves.
 const PIECE_BYTES: u64 = 32 << 10;
 
-/// Returns the bytes that are copied at once for a message of `total` bytes, before the limit of the packet
-/// size.
-fn piece(total: u64) -> usize {
-    (total / 4).max(PIECE_BYTES).next_multiple_of(64) as usize
+/// Returns the bytes that are copied at once of the last `left` bytes of a message: equal parts, as few as
+/// [`PIECE_BYTES`] allow.
+fn piece(left: u64) -> usize {
+    left.div_ceil(left.div_ceil(PIECE_BYTES).max(1)).next_multiple_of(64) as usize
 }
 
 impl<P: Port, S: Storage> Transfer<P, S> for Stream {
@@ -59,22 +57,17 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
     }
 
     fn progress(engine: &mut Engine<P, S>, peer: PeerId, index: u32) -> Result<bool, PeerFault> {
-        let Engine { requests, port, prepared, .. } = engine;
+        let Engine { requests, port, .. } = engine;
         let State::Streaming { from, stream, .. } = &mut requests.get_mut(index).0 else {
             return Ok(false);
         };
         if !stream.descriptor.is_none() {
-            engine.discard_prepared(index);
             return engine.put_next(peer, index);
         }
         let limit = packet_len(port, stream.next, stream.end);
         let envelope = Envelope { kind: Kind::Data, context: 0, tag: stream.receiver, total: limit as u64 };
         port.set_data_stores(peer, stream.stores);
-        let sent = match prepared.take_if(|part| part.request == index) {
-            Some(part) => part.send(port, peer, &envelope, stream.next)?,
-            None => false,
-        };
-        if !sent && !send_part(port, peer, &envelope, from, stream.next as usize)? {
+        if !send_part(port, peer, &envelope, from, stream.next as usize)? {
             return Ok(false);
         }
         stream.next += limit as u64;
@@ -132,72 +125,18 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
             request::with_immediate(request::outcome(from, tag, rts.total, buf.len()), rts.immediate);
         let bytes = rts.total.min(buf.len() as u64) as usize;
         engine.has_moved(from, measured, bytes as u64);
-        engine.peer(from).tally.streamed.add(bytes);
+        if !rts.is_unasked {
+            engine.peer(from).tally.streamed.add(bytes);
+        }
         engine.complete(index, outcome);
     }
 }
 
 /// Returns the bytes of the next packet of a stream that has come to byte `next` of `end`.
 fn packet_len<P: Port>(port: &P, next: u64, end: u64) -> usize {
-    port.packet_bytes().min(piece(end)).min(end.saturating_sub(next) as usize)
-}
-
-/// The first part of a message, which the port has prepared before the receiver has requested it.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct PreparedPart {
-    /// The slot of the send.
-    request: u32,
-    start: u64,
-    len: usize,
-}
-
-impl PreparedPart {
-    /// Sends the part if it is what `envelope` says, from byte `next` on. Returns `false` if nothing was sent; the part
-    /// is then discarded.
-    fn send<P: Port>(
-        self,
-        port: &mut P,
-        peer: PeerId,
-        envelope: &Envelope,
-        next: u64,
-    ) -> Result<bool, PeerFault> {
-        let is_next = self.start == next && self.len as u64 == envelope.total;
-        #[cfg(nemesia_injected_fault)]
-        let is_next =
-            is_next || injected(InjectedFault::SendUnrequested) && self.len as u64 == envelope.total;
-        if is_next && port.send_prepared(peer, envelope)? {
-            return Ok(true);
-        }
-        port.discard_prepared();
-        Ok(false)
-    }
-}
-
-impl<P: Port, S: Storage> Engine<P, S> {
-    /// Makes the port prepare the part of an announced message that begins with byte `start`, if the receiver will
-    /// probably request it as a stream and nothing else is offered to it: the copy then takes the time of the question.
-    /// Otherwise there is other work in that time, or the copy would be in vain.
-    pub(super) fn prepare(&mut self, to: PeerId, index: u32, start: usize) {
-        let State::Offered { message, .. } = &self.requests.get(index).0 else { return };
-        let buf = message.buf.alias();
-        let total = buf.len() as u64;
-        let is_likely = self.peer(to).streamed.contains(total);
-        if !is_likely || self.prepared.is_some() || self.first(to, PeerQueue::Offered) != Some(index) {
-            return;
-        }
-        let len = packet_len(&self.port, start as u64, total);
-        if let Some(bytes) = buf.whole(start, len).filter(|bytes| !bytes.is_empty())
-            && self.port.prepare(to, bytes)
-        {
-            self.prepared = Some(PreparedPart { request: index, start: start as u64, len });
-        }
-    }
-
-    /// Discards what was prepared of a message, because the message has moved otherwise or its receiver has failed.
-    pub(in crate::engine) fn discard_prepared(&mut self, index: u32) {
-        if self.prepared.take_if(|part| part.request == index).is_some() {
-            self.port.discard_prepared();
-        }
+    {
+        let left = end.saturating_sub(next);
+        port.packet_bytes().min(piece(left)).min(left as usize)
     }
 }
 

@@ -1,5 +1,5 @@
 //! Tests of large messages.
 
-mod prepared;
 mod protocol;
 mod rendezvous;
+mod unasked;

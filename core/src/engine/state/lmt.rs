@@ -156,6 +156,15 @@ pub(in crate::engine) enum TransferPhase {
     Stream,
 }
 
+/// Where the parts of a message go that a peer sends unasked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum UnaskedPlace {
+    /// To the receive in this slot.
+    Request(u32),
+    /// To the message with this number in the store.
+    Stored(u32),
+}
+
 /// A message to a peer of which this process copies a part (sender-assisted copy).
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Assist {
@@ -163,25 +172,4 @@ pub(in crate::engine) struct Assist {
     pub(in crate::engine) request: u64,
     /// Address of the first byte of the message in the peer's memory.
     pub(in crate::engine) address: u64,
-}
-
-/// The sizes, one for each power of two, of which a peer has requested the last message as a stream.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::engine) struct StreamedSizes(u64);
-
-impl StreamedSizes {
-    /// Returns whether the last message of about `bytes` bytes was requested as a stream.
-    pub(in crate::engine) const fn contains(self, bytes: u64) -> bool {
-        self.0 & Self::size(bytes) != 0
-    }
-
-    /// Takes note of how the peer has taken a message of `bytes` bytes.
-    pub(in crate::engine) const fn set(&mut self, bytes: u64, is_streamed: bool) {
-        let size = Self::size(bytes);
-        self.0 = if is_streamed { self.0 | size } else { self.0 & !size };
-    }
-
-    const fn size(bytes: u64) -> u64 {
-        1 << (bytes | 1).ilog2()
-    }
 }

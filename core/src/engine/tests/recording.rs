@@ -22,6 +22,8 @@ pub(in crate::engine) struct RecordingPort<P> {
     /// Number of attempts to send a packet, successful or not.
     pub(in crate::engine) attempts: usize,
     pub(in crate::engine) pulls: usize,
+    /// The most bytes of messages that leave unasked.
+    pub(in crate::engine) unasked_bytes: usize,
     /// Whether a second read of an RTS returns another content, as if its sender had changed it meanwhile.
     pub(in crate::engine) twist: bool,
     reads: Cell<usize>,
@@ -39,6 +41,7 @@ impl<P: PacketPort> RecordingPort<P> {
             sent: 0,
             attempts: 0,
             pulls: 0,
+            unasked_bytes: 0,
             twist: false,
             reads: Cell::new(0),
             non_temporal: Cell::new(0),
@@ -70,6 +73,10 @@ impl<P: PacketPort> PacketPort for RecordingPort<P> {
 
     fn packet_bytes(&self) -> usize {
         self.port.packet_bytes()
+    }
+
+    fn unasked_bytes(&self, _: PeerId) -> usize {
+        self.unasked_bytes
     }
 
     fn poll(&mut self) -> Polled<Self::Token> {
@@ -224,18 +231,6 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
 
     fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
         self.port.set_data_stores(peer, stores);
-    }
-
-    fn prepare(&mut self, peer: PeerId, bytes: &[u8]) -> bool {
-        self.port.prepare(peer, bytes)
-    }
-
-    fn send_prepared(&mut self, peer: PeerId, envelope: &Envelope) -> Result<bool, PeerFault> {
-        self.port.send_prepared(peer, envelope)
-    }
-
-    fn discard_prepared(&mut self) {
-        self.port.discard_prepared();
     }
 
     fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool {

@@ -5,7 +5,7 @@ use core::borrow::Borrow;
 
 use super::{Either, Pair, Route, of};
 use crate::payload::BorrowedRecv;
-use crate::port::{Arrival, PeerFault, PeerId, ShortPath, Stores};
+use crate::port::{Arrival, PeerId, ShortPath, Stores};
 use crate::wire::Envelope;
 use crate::wire::prefix::PrefixWords;
 
@@ -112,18 +112,6 @@ impl<L: ShortPath, R: ShortPath, T: Borrow<[Route]>> ShortPath for Pair<L, R, T>
     #[inline]
     fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
         self.local.set_data_stores(peer, stores);
-    }
-
-    fn prepare(&mut self, peer: PeerId, bytes: &[u8]) -> bool {
-        self.local.prepare(peer, bytes)
-    }
-
-    fn send_prepared(&mut self, peer: PeerId, envelope: &Envelope) -> Result<bool, PeerFault> {
-        self.local.send_prepared(peer, envelope)
-    }
-
-    fn discard_prepared(&mut self) {
-        self.local.discard_prepared();
     }
 
     fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool {

@@ -95,22 +95,6 @@ where
         let how = self.copy_policies.fill(peer, stores, len, received, || self.host.ticks());
         let filled = fill(&self.pool, cell, self.write_prefetch.writing(how, cell, len));
         debug_assert!(filled, "`reserve` checked the size");
-        self.send_filled(peer, envelope, cell, how)
-    }
-
-    /// Sends a cell that the peer holds and that was filled by this policy.
-    #[inline(always)]
-    pub(super) fn send_filled(
-        &mut self,
-        peer: PeerId,
-        envelope: &Envelope,
-        cell: u32,
-        how: Stores,
-    ) -> Result<bool, PeerFault> {
-        let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
-            return Ok(false);
-        };
-        let len = envelope.total as usize;
         let sequence = link.traffic.next;
         let announced = self.announces && {
             let pushed = link.ends.outbound.announce(sequence, envelope, cell, None);

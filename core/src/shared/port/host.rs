@@ -89,8 +89,8 @@ pub trait Host {
 pub struct PortConfig {
     /// Largest payload that goes through a fastbox, in bytes; limited by the fastbox.
     pub fastbox_limit: usize,
-    /// Largest message that is sent at once, in one cell, rather than announced, in bytes; limited by the cell. 0: the
-    /// engine's own limit counts.
+    /// Largest message that is sent at once rather than announced, in bytes, if there is credit for the whole; in
+    /// several cells if it does not fit one. 0: the engine's own limit counts.
     pub eager_bytes: usize,
     /// The kind of fence between a sleeper and its wakers.
     pub fences: FenceMode,

@@ -129,6 +129,10 @@ where
         self.config.eager_bytes.min(self.pool.cell_bytes())
     }
 
+    fn unasked_bytes(&self, _: PeerId) -> usize {
+        self.config.eager_bytes
+    }
+
     #[inline(always)]
     fn poll(&mut self) -> Polled<PacketPlace> {
         // The critical path: the next small packet of the peer that sent the last one.
@@ -209,7 +213,6 @@ where
     }
 
     fn close(&mut self, peer: PeerId) {
-        self.discard_prepared_for(peer);
         // A peer that lives may wait for the cell.
         if self.deferred.is_some_and(|(owner, _)| owner == peer) {
             self.release_deferred();

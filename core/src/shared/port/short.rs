@@ -5,7 +5,7 @@ use core::borrow::BorrowMut;
 use super::poll;
 use super::{HOT, Host, Link, PacketPlace, ShmPort};
 use crate::payload::BorrowedRecv;
-use crate::port::{Arrival, PacketPort as _, PeerFault, PeerId, ShortPath, Stores};
+use crate::port::{Arrival, PacketPort as _, PeerId, ShortPath, Stores};
 use crate::shared::fastbox::SHORT_BYTES;
 use crate::shared::pool::CellRecord;
 use crate::shared::sleep::WakeReason;
@@ -259,18 +259,6 @@ where
         if let Some(link) = self.link(peer) {
             link.traffic.data_stores = stores;
         }
-    }
-
-    fn prepare(&mut self, peer: PeerId, bytes: &[u8]) -> bool {
-        self.prepare_packet(peer, bytes)
-    }
-
-    fn send_prepared(&mut self, peer: PeerId, envelope: &Envelope) -> Result<bool, PeerFault> {
-        self.send_prepared_packet(peer, envelope)
-    }
-
-    fn discard_prepared(&mut self) {
-        self.discard_prepared_packet();
     }
 
     #[inline(never)]

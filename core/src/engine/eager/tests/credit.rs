@@ -406,6 +406,7 @@ fn sending_beyond_the_granted_credit_is_a_fault() {
         origin: 0,
         protocol_number: 0,
         immediate: None,
+        is_unasked: false,
     }
     .encode();
     for (kind, payload) in [(Kind::Eager, &[1; 8][..]), (Kind::Eager, &[1; 256]), (Kind::Rts, &rts)] {

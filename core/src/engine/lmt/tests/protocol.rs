@@ -62,6 +62,7 @@ impl<'a> ProtocolStage<'a> {
             origin: 0,
             protocol_number: 0,
             immediate: None,
+            is_unasked: false,
         };
         assert_eq!(self.rts(rts), None);
     }
@@ -103,6 +104,7 @@ fn invalid_rts_is_a_fault() {
         origin: 0,
         protocol_number: 0,
         immediate: None,
+        is_unasked: false,
     };
     let mut long = good.encode().to_vec();
     long.extend([7; 71]);
@@ -133,6 +135,7 @@ fn rts_that_changes_after_it_was_checked_changes_nothing() {
             origin: 0,
             protocol_number: 0,
             immediate: None,
+            is_unasked: false,
         };
         assert_eq!(stage.packet(1, Kind::Rts, 9, &rts.encode()), None);
         stage.world.engine(0).port_mut().twist = false;
@@ -293,6 +296,7 @@ fn data_before_it_was_cleared_is_a_fault() {
                 origin: 0,
                 protocol_number: 0,
                 immediate: None,
+                is_unasked: false,
             };
             let port = stage.world.engine(1).port_mut();
             assert_eq!(port.send(0, &envelope, PacketPieces::Whole(&rts.encode())), Ok(true));
@@ -374,6 +378,7 @@ fn address_that_is_unreadable_fails_the_read_and_nothing_else() {
                 origin: 0,
                 protocol_number: 0,
                 immediate: None,
+                is_unasked: false,
             }),
             None
         );
@@ -426,7 +431,15 @@ fn a_hostile_list_of_runs_fails_the_read_and_nothing_else() {
         let table = table.address() + shift;
         let list = ListedBytes { table, count: runs.len(), serial: 1, len: described };
         let descriptor = Descriptor::of_list(&list).unwrap();
-        let rts = Rts { total: len, sender: 77, descriptor, origin: 0, protocol_number: 0, immediate: None };
+        let rts = Rts {
+            total: len,
+            sender: 77,
+            descriptor,
+            origin: 0,
+            protocol_number: 0,
+            immediate: None,
+            is_unasked: false,
+        };
         assert_eq!(stage.rts(rts), None);
         for _ in 0..10 {
             stage.world.engine(0).progress();
