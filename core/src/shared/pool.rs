@@ -81,6 +81,8 @@ pub struct CellRecord {
     next: u32,
     /// The bytes that were filled so far.
     filled: u32,
+    /// How it was filled, if that is measured; 0 if not.
+    measured: u8,
 }
 
 /// The owner's end of the pool.
@@ -230,6 +232,19 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
         is_free
             && at.checked_add(len).is_some_and(|end| end <= self.cell_bytes)
             && self.payload.prefetch(cell as usize * self.cell_bytes + at, len)
+    }
+
+    /// Records how a cell is filled, if that is measured, or 0.
+    #[inline(always)]
+    pub(super) fn set_measured(&mut self, cell: u32, measured: u8) {
+        if let Some(record) = self.records.borrow_mut().get_mut(cell as usize) {
+            record.measured = measured;
+        }
+    }
+
+    /// Returns what [`CellPool::set_measured`] has recorded of a cell that `holder` holds.
+    pub(super) fn measured(&mut self, cell: u32, holder: u32) -> Option<u8> {
+        self.held_by(cell, holder).ok().map(|record| record.measured).filter(|measured| *measured != 0)
     }
 
     /// Publishes a filled cell of `envelope.total` bytes by its own header. The receiver then recognises the

@@ -16,6 +16,7 @@ mod host;
 mod left_cells;
 mod link;
 mod open;
+mod pace;
 mod packets;
 mod poll;
 mod prefetch;
@@ -25,6 +26,7 @@ mod short;
 mod wake;
 
 use core::borrow::BorrowMut;
+use core::cell::Cell;
 
 use cells::CellShares;
 use copy_policy::CopyPolicies;
@@ -109,6 +111,8 @@ where
     cold: PeerId,
     idle: u32,
     swept: PeerId,
+    /// The cell that was measured last while it was read, and the code of its pace ([`pace`]).
+    read_pace: Cell<(u32, u32)>,
     /// A cell that was read and whose release is deferred: the next announcement to its owner returns it, if that
     /// announcement is the next event. In a ping-pong both sides then use one cell each, which stays in their caches,
     /// and touch no other line.
@@ -165,6 +169,7 @@ where
             cold: 0,
             idle: 0,
             swept: 0,
+            read_pace: Cell::new((u32::MAX, 0)),
             deferred: None,
             defers: false,
             runs: RunTable::new(),

@@ -115,10 +115,15 @@ impl Config {
         Ok(geometry)
     }
 
-    /// Returns the largest message that is sent eagerly inside a machine, if more than NEMESIA_EAGER_BYTES. A message
-    /// that no receive expects is copied a third time. Inside a machine that costs less than RTS and CTS.
+    /// Returns the largest message that is sent at once inside a machine, if more than NEMESIA_EAGER_BYTES: as far as
+    /// one cell holds it, if single copies are preferred. A message that no receive expects is copied a third time.
+    /// Inside a machine that costs less than RTS and CTS.
     pub(crate) fn local_eager_bytes(&self) -> usize {
-        self.unless_eager_is_set(LOCAL_EAGER_BYTES)
+        let most = match self.single_copy {
+            SingleCopy::Prefer | SingleCopy::Require => self.cell_bytes as usize,
+            SingleCopy::Auto | SingleCopy::Off => LOCAL_EAGER_BYTES,
+        };
+        self.unless_eager_is_set(most)
     }
 
     /// Returns the eager bytes that a port prefers; 0 if NEMESIA_EAGER_BYTES is set, which then counts alone.

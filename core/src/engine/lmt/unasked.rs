@@ -15,7 +15,9 @@ use super::{Stream, Transfer};
 use crate::engine::eager::stored_rts;
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{CompletionError, SendMessage, State, outcome, with_immediate};
-use crate::engine::state::{Accesses, Incoming, Protocol, StreamState, TransferPhase, UnaskedPlace};
+use crate::engine::state::{
+    Accesses, FIRST_BYTES, Incoming, Protocol, StreamState, TransferPhase, UnaskedPlace,
+};
 use crate::engine::unload::TAKEN_BACK;
 use crate::engine::{Engine, Storage};
 #[cfg(nemesia_injected_fault)]
@@ -42,7 +44,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         self.most_eager(peer).max(self.port.unasked_bytes(peer))
     }
 
-    /// Sender: returns whether a pending message can leave unasked now.
+    /// Sender: returns whether a pending message can leave unasked now. One that lies in memory which the receiver may
+    /// map is copied once, if it is announced.
     pub(in crate::engine) fn may_leave_unasked(&mut self, to: PeerId, message: &SendMessage) -> bool {
         let len = message.buf.len();
         let may = len <= self.port.unasked_bytes(to)
@@ -53,7 +56,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if may && injected(InjectedFault::SendUncredited) {
             return self.has_credit(to, cost(RTS_BYTES + IMMEDIATE_BYTES));
         }
-        may && self.has_credit(to, cost(RTS_BYTES + IMMEDIATE_BYTES + len))
+        may && self.has_credit(to, cost(RTS_BYTES + IMMEDIATE_BYTES + len)) && !self.is_mappable(to, message)
+    }
+
+    /// Sender: returns whether a message lies in memory that the receiver may map, but for its first bytes.
+    fn is_mappable(&mut self, to: PeerId, message: &SendMessage) -> bool {
+        message.buf.last_run(FIRST_BYTES).is_some_and(|(_, range)| {
+            let (descriptor, exposure) = self.port.expose(to, range);
+            self.revoke(to, exposure);
+            descriptor.mappable().is_some()
+        })
     }
 
     /// Sender: sends the RTS of a message that may leave unasked, and as many of its bytes as there is space for.

@@ -2,6 +2,8 @@
 
 use core::borrow::BorrowMut;
 
+use super::copy_policy::CopyPolicies;
+use super::pace::{self, CELL_MASK, CellPaces, MeasuredFill};
 use super::wake::wake_reason;
 use super::{Host, Link, PacketPlace, ShmPort, Stores, poll};
 use crate::flow::shares::is_below_threshold;
@@ -10,7 +12,7 @@ use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::BorrowedRecv;
 use crate::port::{Arrival, PacketPort, PeerFault, PeerId};
 use crate::shared::fastbox::FastboxPacket;
-use crate::shared::pool::{CellPool, CellRecord, ReuseOrder};
+use crate::shared::pool::{CellPool, CellRecord, PeerPool, ReuseOrder};
 use crate::shared::sleep::WakeReason;
 use crate::wire::prefix::{IMMEDIATE_BYTES, MOST_PREFIX_BYTES, PrefixWords};
 use crate::wire::{Envelope, Kind};
@@ -91,10 +93,10 @@ where
             (stores, _) => stores,
         };
         let (len, received) = (envelope.total as usize, link.traffic.expected);
-        let stores = self.pool.stores(cell, len, stores);
-        let how = self.copy_policies.fill(peer, stores, len, received, || self.host.ticks());
-        let filled = fill(&self.pool, cell, self.write_prefetch.writing(how, cell, len));
-        debug_assert!(filled, "`reserve` checked the size");
+        let how = self.fill_cell(peer, cell, (len, stores, received), fill);
+        let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
+            return Ok(false);
+        };
         let sequence = link.traffic.next;
         let announced = self.announces && {
             let pushed = link.ends.outbound.announce(sequence, envelope, cell, None);
@@ -133,11 +135,9 @@ where
         }
         let cell = self.pool.take(peer)?;
         let (stores, received) = (self.config.stores, link.traffic.expected);
-        let stores = self.pool.stores(cell, len, stores);
-        let how = self.copy_policies.fill(peer, stores, len, received, || self.host.ticks());
-        let writing = self.write_prefetch.writing(how, cell, len);
-        let filled = self.pool.fill(cell, pieces, writing);
-        debug_assert!(filled, "the cell belongs to the pool and is large enough");
+        let how = self
+            .fill_cell(peer, cell, (len, stores, received), |pool, cell, how| pool.fill(cell, pieces, how));
+        let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
         let back = self.deferred.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
         let announced = link.ends.outbound.announce_now(link.traffic.next, envelope, cell, back);
         debug_assert!(announced, "the run has a free slot");
@@ -149,6 +149,82 @@ where
             return Some(false);
         }
         Some(is_asleep)
+    }
+
+    /// Fills a cell, which belongs to the pool and is large enough, with `len` bytes by the stores that are wanted, or
+    /// that were learned. Returns these stores.
+    #[inline(always)]
+    fn fill_cell(
+        &mut self,
+        peer: PeerId,
+        cell: u32,
+        (len, wanted, received): (usize, Option<Stores>, u64),
+        fill: impl FnOnce(&CellPool<'a, R>, u32, Stores) -> bool,
+    ) -> Stores {
+        let wanted = self.pool.stores(cell, len, wanted);
+        if wanted.is_none() && len >= pace::LEAST {
+            return self.fill_measured(peer, cell, len, fill);
+        }
+        let how = self.copy_policies.fill(peer, wanted, len, received, || self.host.ticks());
+        let filled = fill(&self.pool, cell, self.write_prefetch.writing(how, cell, len));
+        debug_assert!(filled, "the size was checked");
+        how
+    }
+
+    /// As [`Self::fill_cell`], for a cell of a page or more.
+    #[inline(always)]
+    fn fill_measured(
+        &mut self,
+        peer: PeerId,
+        cell: u32,
+        len: usize,
+        fill: impl FnOnce(&CellPool<'a, R>, u32, Stores) -> bool,
+    ) -> Stores {
+        let begun = if pace::is_measured(cell) { self.host.ticks() } else { None };
+        let learned = self.copy_policies.paces(peer).map(|paces| paces.stores(len, begun.is_some()));
+        let (how, mark) = learned.unwrap_or((CellPaces::plain(), MeasuredFill::NONE));
+        let filled = fill(&self.pool, cell, self.write_prefetch.writing(how, cell, len));
+        debug_assert!(filled, "the size was checked");
+        if let Some(begun) = begun {
+            self.measured_fill(peer, cell, mark, begun, len);
+        }
+        how
+    }
+
+    /// Records how long it took to fill a measured cell.
+    #[inline(never)]
+    fn measured_fill(&mut self, peer: PeerId, cell: u32, mark: MeasuredFill, begun: u64, len: usize) {
+        let ticks = self.host.ticks().unwrap_or(begun).saturating_sub(begun);
+        self.pool.set_measured(cell, mark.to_bits());
+        if let Some(paces) = self.copy_policies.paces(peer) {
+            paces.filled(mark, pace::pace(ticks, len));
+        }
+    }
+
+    /// Reads bytes of a peer's cell, and measures that if the cell is one of those that are measured.
+    #[inline(always)]
+    pub(super) fn read_cell(&self, cells: &PeerPool<'_>, cell: u32, at: usize, to: &mut [u8]) -> bool {
+        if to.len() < pace::LEAST || !pace::is_measured(cell) {
+            return cells.read(cell, at, to);
+        }
+        let begun = self.host.ticks();
+        let whole = cells.read(cell, at, to);
+        if let (Some(begun), Some(now)) = (begun, self.host.ticks()) {
+            self.read_pace.set((cell, pace::code(pace::pace(now.saturating_sub(begun), to.len()))));
+        }
+        whole
+    }
+
+    /// Returns the entry of a peer's cell that was read: its number, and above it the code of its pace.
+    #[inline(always)]
+    pub(super) fn entry_of(&self, cell: u32) -> u32 {
+        match self.read_pace.get() {
+            (measured, code) if measured == cell => {
+                self.read_pace.set((u32::MAX, 0));
+                cell | code << pace::PACE_AT
+            }
+            _ => cell,
+        }
     }
 
     /// Wakes the peer: a packet that returns a cell counts as more than a message, because a sleeping peer
@@ -242,7 +318,8 @@ where
         if !link.ends.cells.holds(cell, packet.len) || !wanted(peer, &packet.envelope) {
             return None;
         }
-        if !link.ends.cells.read(cell, 0, to.whole(0, packet.len)?) {
+        let cells = link.ends.cells;
+        if !self.read_cell(&cells, cell, 0, to.whole(0, packet.len)?) {
             return None;
         }
         self.burst = burst;
@@ -269,7 +346,8 @@ where
         let head = u128::from_le_bytes(head);
         let words = PrefixWords::of(packet.envelope.kind, [head as u64, (head >> 64) as u64])?;
         let to = to.whole(0, len).filter(|to| to.len() == len)?;
-        if !wanted(peer, &packet.envelope, words) || !link.ends.cells.read(cell, skip, to) {
+        let cells = link.ends.cells;
+        if !wanted(peer, &packet.envelope, words) || !self.read_cell(&cells, cell, skip, to) {
             return None;
         }
         self.release(Arrival { token: PacketPlace::Announced(cell), ..poll::small(peer, packet) });
@@ -302,8 +380,8 @@ where
         }
         let mut immediate = [0; IMMEDIATE_BYTES];
         let to = place(peer, &packet.envelope)?.get_mut(..len)?;
-        if !link.ends.cells.read(cell, 0, immediate.get_mut(..skip)?) || !link.ends.cells.read(cell, skip, to)
-        {
+        let cells = link.ends.cells;
+        if !cells.read(cell, 0, immediate.get_mut(..skip)?) || !self.read_cell(&cells, cell, skip, to) {
             return None;
         }
         self.burst = burst;
@@ -311,23 +389,42 @@ where
         Some((peer, packet.envelope, (skip > 0).then(|| u64::from_le_bytes(immediate))))
     }
 
-    /// Defers the release of a peer's cell that was read. `back` is a cell of this process that came back
+    /// Defers the release of a peer's cell that was read. `back` is the entry of a cell of this process that came back
     /// with the packet.
     #[inline(always)]
     pub(super) fn defer_release(&mut self, peer: PeerId, cell: u32, back: Option<u32>) {
         if let Some(back) = back {
             self.came_back(peer, back);
         }
-        let due = if self.defers { self.deferred.replace((peer, cell)) } else { Some((peer, cell)) };
-        if let Some((peer, cell)) = due {
-            self.release_cell(peer, cell);
+        let entry = self.entry_of(cell);
+        let due = if self.defers { self.deferred.replace((peer, entry)) } else { Some((peer, entry)) };
+        if let Some((peer, entry)) = due {
+            self.release_cell(peer, entry);
         }
+    }
+
+    /// Takes note of the pace with which a peer returns a measured cell that it holds. Returns the cell's number.
+    #[inline(always)]
+    fn note_pace(
+        (pool, copy_policies): (&mut CellPool<'a, R>, &mut CopyPolicies),
+        peer: PeerId,
+        entry: u32,
+    ) -> u32 {
+        let (cell, code) = (entry & CELL_MASK, entry >> pace::PACE_AT);
+        if code != 0
+            && let Some(measured) = pool.measured(cell, peer)
+            && let Some(paces) = copy_policies.paces(peer)
+        {
+            paces.read(MeasuredFill::from_bits(measured), code);
+        }
+        cell
     }
 
     /// Records that a peer has released a cell of this process. If the peer never held the cell, nothing is
     /// done: the peer harms only itself.
     #[inline(always)]
-    fn came_back(&mut self, peer: PeerId, cell: u32) {
+    fn came_back(&mut self, peer: PeerId, entry: u32) {
+        let cell = Self::note_pace((&mut self.pool, &mut self.copy_policies), peer, entry);
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return;
         };
@@ -337,9 +434,9 @@ where
 
     /// Returns a peer's cell through the ring.
     #[inline(never)]
-    fn release_cell(&mut self, peer: PeerId, cell: u32) {
+    fn release_cell(&mut self, peer: PeerId, entry: u32) {
         let Some(link) = self.link(peer) else { return };
-        link.ends.give_back.push(cell);
+        link.ends.give_back.push(entry);
         // The sender may sleep until there is space.
         self.wake(peer, WakeReason::Other);
     }
@@ -358,8 +455,9 @@ where
             return Ok(());
         };
         while link.traffic.lent > 0
-            && let Some(cell) = link.ends.given_back.pop()
+            && let Some(entry) = link.ends.given_back.pop()
         {
+            let cell = Self::note_pace((&mut self.pool, &mut self.copy_policies), peer, entry);
             let taken = self.pool.give_back(cell, peer, link.traffic.reuse_order);
             taken.map_err(|fault| PeerFault { peer, fault: fault.into() })?;
             link.traffic.lent -= 1;

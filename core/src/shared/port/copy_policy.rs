@@ -15,23 +15,23 @@
 //! similar size. The cost of a run is the time from the start of its first message to the start of the next
 //! run's first message. [`AdaptiveSelector`] compares the costs.
 //!
-//! Messages that answer another message are learned separately from messages in a stream. Large messages in a
-//! stream use non-temporal stores until something is learned. Time that a process spends elsewhere is
-//! included; it is the same for all policies, and hides a difference only where the difference does not
-//! matter.
+//! Messages that answer another message are learned separately from messages in a stream. Time that a process spends
+//! elsewhere is included; it is the same for all policies, and hides a difference only where the difference does not
+//! matter. All this concerns cells of less than a page, whose copies are too short to be timed one by one; see
+//! [`pace`](super::pace) for the others.
 #![forbid(unsafe_code)]
 
 use super::HOT;
+use super::pace::CellPaces;
 use crate::port::{PeerId, Stores};
 use crate::selector::run::Run;
 use crate::selector::turns::Turns;
 use crate::selector::{AdaptiveSelector, RunAmount, TrialBudget};
-use crate::sync::PayloadMut;
 
-/// Size classes, one per power of two: from 256 bytes, below which plain stores are as fast as the others, to
-/// 32 KiB and more.
+/// Size classes, one per power of two: from 256 bytes, below which plain stores are as fast as the others, to 2 KiB.
+/// Longer cells are measured one by one ([`pace`](super::pace)).
 const SMALLEST: u32 = 8;
-const CLASSES: usize = 8;
+const CLASSES: usize = 4;
 /// Messages of a run of answers.
 const ANSWERS: u64 = 32;
 /// Messages of a run in a stream: so many that waits for the receiver, for example after each window, occur
@@ -41,9 +41,6 @@ const STREAM: u64 = 64;
 const SHORT: u64 = 2;
 /// Messages between two looks at the clock.
 const STEP: u64 = 4;
-/// The first size class, 4 KiB, that uses plain stores before anything is learned, if they write whole lines; else its
-/// streams use non-temporal stores.
-const LARGE: usize = 4;
 /// Most runs until another policy is tried. A trial is seldom much slower.
 const LONGEST_WAIT: u16 = 128;
 
@@ -73,6 +70,8 @@ struct CopyPolicy {
     /// Number of packets received from the peer when the last cell was filled.
     received: u64,
     turns: Turns,
+    /// What was learned about cells of a page and more.
+    paces: CellPaces,
 }
 
 /// The stores with this number; it is their place in [`Stores::ALL`].
@@ -86,13 +85,7 @@ const fn option(stores: Stores) -> u8 {
 
 impl Default for CopyPolicy {
     fn default() -> Self {
-        let mut selectors = [[AdaptiveSelector::preferring(option(Stores::Prefetched)); CLASSES]; 2];
-        if PayloadMut::writes_whole_lines(1 << (SMALLEST as usize + LARGE)) {
-            let plain = AdaptiveSelector::preferring(option(Stores::Cached));
-            selectors.iter_mut().for_each(|classes| classes[LARGE..].fill(plain));
-        } else {
-            selectors[0][LARGE..].fill(AdaptiveSelector::preferring(option(Stores::NonTemporal)));
-        }
+        let selectors = [[AdaptiveSelector::preferring(option(Stores::Prefetched)); CLASSES]; 2];
         Self {
             selectors,
             budget: TrialBudget::default(),
@@ -103,6 +96,7 @@ impl Default for CopyPolicy {
             step: 0,
             received: 0,
             turns: Turns::default(),
+            paces: CellPaces::default(),
         }
     }
 }
@@ -180,7 +174,13 @@ impl CopyPolicies {
         Self(core::array::from_fn(place))
     }
 
-    /// Returns the copy policy for a cell with `len` bytes for this peer. `received` is the number of packets
+    /// Returns what was learned about cells of a page and more for this peer, if it has an entry.
+    #[inline(always)]
+    pub(super) fn paces(&mut self, peer: PeerId) -> Option<&mut CellPaces> {
+        self.of(peer).map(|copy_policy| &mut copy_policy.paces)
+    }
+
+    /// Returns the copy policy for a cell with `len` bytes, less than a page, for this peer. `received` is the number of packets
     /// received from the peer.
     #[inline(always)]
     pub(super) fn fill(

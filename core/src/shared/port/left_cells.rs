@@ -7,6 +7,7 @@
 
 use core::borrow::BorrowMut;
 
+use super::pace::CELL_MASK;
 use super::{Condition, Host, Link, ShmPort};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
@@ -69,8 +70,9 @@ where
             let Some(left) = &mut self.left[at] else { continue };
             let mut is_over = left.end_marks[1].has_read();
             while left.lent > 0
-                && let Some(cell) = left.given_back.pop()
+                && let Some(entry) = left.given_back.pop()
             {
+                let cell = entry & CELL_MASK;
                 left.lent -= 1;
                 if self.pool.give_back(cell, left.peer, ReuseOrder::First).is_err() {
                     // A peer that returns what it does not hold loses all. It could return such cells without end.

@@ -162,19 +162,22 @@ where
                 link.ends.inbound.read(arrival.len, at, to);
                 true
             }
-            PacketPlace::Cell(cell) | PacketPlace::Announced(cell) => link.ends.cells.read(*cell, at, to),
+            PacketPlace::Cell(cell) | PacketPlace::Announced(cell) => {
+                self.read_cell(&link.ends.cells, *cell, at, to)
+            }
         }
     }
 
     #[inline(always)]
     fn release(&mut self, arrival: Arrival<PacketPlace>) {
+        let entry = if let PacketPlace::Cell(cell) = arrival.token { self.entry_of(cell) } else { 0 };
         let Some(link) = self.link(arrival.peer) else { return };
         link.traffic.expected += 1;
         let tell = match arrival.token {
             PacketPlace::Fastbox => link.ends.inbound.advance(arrival.len),
-            PacketPlace::Cell(cell) => {
+            PacketPlace::Cell(_) => {
                 link.traffic.cells_received.add(arrival.len);
-                link.ends.give_back.push(cell);
+                link.ends.give_back.push(entry);
                 true
             }
             PacketPlace::Announced(cell) => {

@@ -186,13 +186,16 @@ fn a_further_peer_costs_at_most_13_kib_and_the_call_tree_is_on_the_bill() {
     assert_eq!(more > 0, cfg!(feature = "trace"));
 }
 
+/// Bytes of a message that is announced.
+const LARGE: usize = 300 << 10;
+
 /// Sends `count` large messages, each with an answer. Returns how many were copied once and how many were
 /// streamed.
 fn copied_and_streamed(config: &Config, count: u64) -> (u64, u64) {
     let (mut zero, mut one) = pair(config);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut buf = vec![0; 64 << 10];
+            let mut buf = vec![0; LARGE];
             for number in 0..count {
                 one.recv(Source::Rank(0), Tag::Exactly(number), &mut buf).unwrap();
                 assert!(buf.iter().all(|&byte| byte == number as u8), "message {number}");
@@ -200,7 +203,7 @@ fn copied_and_streamed(config: &Config, count: u64) -> (u64, u64) {
             }
         });
         for number in 0..count {
-            zero.send(1, number, &vec![number as u8; 64 << 10]).unwrap();
+            zero.send(1, number, &vec![number as u8; LARGE]).unwrap();
             zero.recv(Source::Rank(1), Tag::Exactly(number), &mut []).unwrap();
         }
     });
