@@ -1,7 +1,7 @@
 //! The critical path: whole small messages in one call each way.
 #![forbid(unsafe_code)]
 
-use super::{Arrival, PacketPort, PeerId, Stores};
+use super::{Arrival, PacketPort, PeerId};
 use crate::payload::BorrowedRecv;
 use crate::sync::spin_hint;
 use crate::wire::Envelope;
@@ -146,12 +146,6 @@ pub trait ShortPath: PacketPort {
     /// Prioritizes polling for packets of this peer, after a receive was posted (paper 4, section 3.1).
     fn prioritize(&mut self, peer: PeerId) {
         let _ = peer;
-    }
-
-    /// Sets the copy policy for later packets of kind `Data`, which their receiver has requested.
-    #[inline]
-    fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
-        let _ = (peer, stores);
     }
 
     /// As [`PacketPort::read`], with non-temporal stores where possible: the message is too large for the

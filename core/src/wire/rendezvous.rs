@@ -8,8 +8,7 @@
 //!   data, a word, if there are any. Then the bytes of the descriptor, filled with zeros to whole words. Then the
 //!   first bytes of the message.
 //! - **CTS**. Word 0: the sender's request; 1: the receiver's request; 2: first byte requested; 3: end of the
-//!   bytes requested; 4: bits 0-7 the stores that the sender should use, [`Stores::code`]; bits 8-23 the head of a
-//!   descriptor of the receiver's buffer; the other bits are 0. Then the bytes of the descriptor, as in RTS.
+//!   bytes requested; 4: bits 8-23 the head of a descriptor of the receiver's buffer; the other bits are 0. Then the bytes of the descriptor, as in RTS.
 //! - **FIN**. Word 0: the sender's request.
 //!
 //! The origin is the number of bytes at the beginning of the message that the descriptor does not describe, because
@@ -45,7 +44,7 @@ pub const MOST_CTS_BYTES: usize = CTS_BYTES + DESCRIPTOR_BYTES;
 /// Tag of the `Data` packets that the receiver has not asked for. No request has this number.
 pub const UNASKED: u64 = u64::MAX;
 /// Number of protocols that an RTS can name.
-pub const MOST_PROTOCOLS: u8 = 4;
+pub const MOST_PROTOCOLS: u8 = 3;
 /// Bytes of a FIN.
 pub const FIN_BYTES: usize = 8;
 /// Most bytes of a descriptor: enough for an address, a key and a length of 64 bits each, and one word more.
@@ -193,8 +192,6 @@ pub struct Cts {
     pub start: u64,
     /// End of the bytes requested.
     pub end: u64,
-    /// The stores that the sender should use; `None` if the sender selects them.
-    pub stores: Option<Stores>,
     /// The receiver's buffer in its memory.
     pub descriptor: Descriptor,
 }
@@ -215,20 +212,6 @@ pub enum Stores {
 impl Stores {
     /// All of them, in the order of their codes.
     pub const ALL: [Self; 3] = [Self::Cached, Self::Prefetched, Self::NonTemporal];
-
-    /// Returns the code of a preference on the wire.
-    pub const fn code(preference: Option<Self>) -> u64 {
-        match preference {
-            None => 0,
-            Some(stores) => stores as u64,
-        }
-    }
-
-    /// Decodes a preference. The outer `None` means that the code is invalid.
-    pub fn from_code(code: u64) -> Option<Option<Self>> {
-        let Some(index) = code.checked_sub(1) else { return Some(None) };
-        Self::ALL.get(usize::try_from(index).ok()?).copied().map(Some)
-    }
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
@@ -293,20 +276,22 @@ impl Rts {
 impl Cts {
     /// Encodes the CTS.
     pub fn encode(&self) -> Encoded<MOST_CTS_BYTES> {
-        let word = Stores::code(self.stores) | self.descriptor.head() << 8;
+        let word = self.descriptor.head() << 8;
         Encoded::new(&[self.sender, self.receiver, self.start, self.end, word], &self.descriptor)
     }
 
     /// Decodes a packet. `None` if it violates the protocol.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let last = word(bytes, 4)?;
+        if last & 0xff != 0 {
+            return None;
+        }
         let descriptor = Descriptor::decode(last >> 8, bytes.get(CTS_BYTES..)?)?;
         let cts = Self {
             sender: word(bytes, 0)?,
             receiver: word(bytes, 1)?,
             start: word(bytes, 2)?,
             end: word(bytes, 3)?,
-            stores: Stores::from_code(last & 0xff)?,
             descriptor,
         };
         (cts.start < cts.end && bytes.len() == CTS_BYTES + descriptor.room()).then_some(cts)
@@ -348,11 +333,9 @@ mod tests {
                 assert_eq!(Rts::decode(&packet, packet.len()), Some(rts));
                 assert!(rts.bytes() <= MOST_RTS_BYTES);
             }
-            for stores in Stores::ALL.into_iter().map(Some).chain([None]) {
-                let cts = Cts { sender: 1, receiver: u64::MAX, start: 3, end: 4, stores, descriptor };
-                assert_eq!(Cts::decode(&cts.encode()), Some(cts));
-                assert_eq!(Cts::decode(&[&cts.encode()[..], &[0]].concat()), None);
-            }
+            let cts = Cts { sender: 1, receiver: u64::MAX, start: 3, end: 4, descriptor };
+            assert_eq!(Cts::decode(&cts.encode()), Some(cts));
+            assert_eq!(Cts::decode(&[&cts.encode()[..], &[0]].concat()), None);
         }
         let rts = Rts { origin: 48, ..rts() };
         for first in [48, 70] {
@@ -397,14 +380,14 @@ mod tests {
         }
         let descriptor = Descriptor::NONE;
         for (start, end) in [(0, 0), (4, 4), (5, 4)] {
-            let cts = Cts { sender: 1, receiver: 2, start, end, stores: None, descriptor };
+            let cts = Cts { sender: 1, receiver: 2, start, end, descriptor };
             assert_eq!(Cts::decode(&cts.encode()), None);
         }
-        let cts = Cts { sender: 1, receiver: 2, start: 3, end: 4, stores: None, descriptor };
+        let cts = Cts { sender: 1, receiver: 2, start: 3, end: 4, descriptor };
         for len in 0..CTS_BYTES {
             assert_eq!(Cts::decode(&cts.encode()[..len]), None, "{len}");
         }
-        // Unknown stores; bytes without a method; more bytes than there are; too many; a reserved bit.
+        // A reserved byte; bytes without a method; more bytes than there are; too many; a reserved bit.
         for (at, byte) in [(32, 4), (34, 1), (34, 8), (34, 33), (35, 1), (39, 1)] {
             let mut bytes = cts.encode().to_vec();
             bytes[at] = byte;

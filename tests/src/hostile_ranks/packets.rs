@@ -167,7 +167,7 @@ pub(super) fn overflowing_rts<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
 
 fn cts() -> Cts {
     let descriptor = Descriptor::NONE;
-    Cts { sender: NO_REQUEST, receiver: NO_REQUEST, start: 0, end: 8, stores: None, descriptor }
+    Cts { sender: NO_REQUEST, receiver: NO_REQUEST, start: 0, end: 8, descriptor }
 }
 
 /// Sends a CTS.

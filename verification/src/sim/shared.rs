@@ -13,7 +13,7 @@ use nemesia_core::counters::TrafficCounters;
 use nemesia_core::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 use nemesia_core::port::{
     AccessError, Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk,
-    PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath, Stores,
+    PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath,
 };
 use nemesia_core::shared::port::PacketPlace;
 use nemesia_core::wire::prefix::{IMMEDIATE_BYTES, PrefixWords};
@@ -377,10 +377,6 @@ impl ShortPath for SharedPort<'_> {
 
     fn prioritize(&mut self, peer: PeerId) {
         self.port.prioritize(peer);
-    }
-
-    fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
-        self.port.set_data_stores(peer, stores);
     }
 
     fn read_non_temporal(&self, arrival: &Arrival<PacketPlace>, at: usize, to: &mut [u8]) -> bool {

@@ -10,7 +10,7 @@ use crate::engine::unload::read;
 use crate::engine::{Engine, RequestId, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
-use crate::port::{Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault, Stores};
+use crate::port::{Arrival, Exposure, PacketPieces, Part, PeerFault, PeerId, Port, PortFault};
 use crate::store::cost;
 use crate::wire::listed::MOST_RUNS;
 use crate::wire::rendezvous::{
@@ -194,7 +194,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         match protocol {
             Protocol::Pull | Protocol::PullAlone => Pull::start_receive(self, from, index),
-            Protocol::Put | Protocol::Stream(_) => Stream::start_receive(self, from, index),
+            Protocol::Put | Protocol::Stream => Stream::start_receive(self, from, index),
         }
     }
 
@@ -212,7 +212,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let usual = match (may_pull, may_put) {
             (true, _) => Protocol::Pull,
             (false, true) => Protocol::Put,
-            (false, false) => Protocol::Stream(Stores::Cached),
+            (false, false) => Protocol::Stream,
         };
         if may_pull && self.port.is_mappable(from, &rts.descriptor) {
             // A stream copies twice, and a trial of it would only cost time. Messages in other memory that move at the
@@ -283,19 +283,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 let Part { start, end } = incoming.left;
                 let receiver = id.to_bits();
                 let (descriptor, exposure) = match incoming.protocol {
-                    Protocol::Stream(_) => (Descriptor::NONE, None),
+                    Protocol::Stream => (Descriptor::NONE, None),
                     Protocol::Pull | Protocol::PullAlone | Protocol::Put => {
                         Self::expose_for_put(&mut self.port, peer, (buf, receiver), (start, end))
                     }
                 };
-                let cts = Cts {
-                    sender: incoming.rts.sender,
-                    receiver,
-                    start,
-                    end,
-                    stores: incoming.measured.and_then(|_| incoming.protocol.stores()),
-                    descriptor,
-                };
+                let cts = Cts { sender: incoming.rts.sender, receiver, start, end, descriptor };
                 let packet = cts.encode();
                 let envelope = control(Kind::Cts, packet.len());
                 let sent = self.port.send(peer, &envelope, PacketPieces::Whole(&packet));

@@ -5,9 +5,8 @@
 //! and on some machines runs at half the speed of a user-space copy; but it needs no CPU time of the sender.
 //! In a stream both sides copy at the same time; its speed depends on the cost of moving a cache line between
 //! the two cores, and on a sender that polls. On one test machine 64 KiB took 9 us by the kernel and 6 us as
-//! a stream between neighbouring cores, but 23 us and 34 us between distant cores. A stream through cells
-//! filled with non-temporal stores (`shared/port/copy_policy.rs` explains when that is faster) took 9 us
-//! between either. A sender that helped to copy 1 MiB saved a third of the time on another machine, but doubled it
+//! a stream between neighbouring cores, but 23 us and 34 us between distant cores. (By which stores the cells are
+//! filled is learned below: `shared/port/pace.rs`.) A sender that helped to copy 1 MiB saved a third of the time on another machine, but doubled it
 //! where both buffers began a few bytes apart within their pages. No fixed threshold fits all machines, so the
 //! receiver measures. The cost is two clock readings a message, and occasionally a few messages by another protocol.
 //!
@@ -67,7 +66,7 @@ const FORGET: u32 = 64;
 const OVERHEAD: u8 = 1;
 
 /// The option of the pull in [`Protocol::ALL`].
-const PULL: u8 = 2;
+const PULL: u8 = 1;
 const _: () = assert!(matches!(Protocol::ALL[PULL as usize], Protocol::Pull));
 
 type ProtocolSelector = AdaptiveSelector<PROTOCOLS, LONGEST_WAIT>;

@@ -42,7 +42,6 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
             receiver: cts.receiver,
             next: cts.start,
             end: cts.end,
-            stores: cts.stores,
             descriptor: if engine.port.is_accessible(to, &cts.descriptor) {
                 cts.descriptor
             } else {
@@ -66,7 +65,6 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
         }
         let limit = packet_len(port, stream.next, stream.end);
         let envelope = Envelope { kind: Kind::Data, context: 0, tag: stream.receiver, total: limit as u64 };
-        port.set_data_stores(peer, stream.stores);
         if !send_part(port, peer, &envelope, from, stream.next as usize)? {
             return Ok(false);
         }

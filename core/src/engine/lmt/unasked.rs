@@ -23,7 +23,7 @@ use crate::engine::{Engine, Storage};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{Gather, RecvBuf, Scatter};
-use crate::port::{Arrival, PacketPieces, Part, PeerFault, PeerId, Port, PortFault, Stores};
+use crate::port::{Arrival, PacketPieces, Part, PeerFault, PeerId, Port, PortFault};
 use crate::store::cost;
 use crate::wire::rendezvous::{Descriptor, IMMEDIATE_BYTES, RTS_BYTES, Rts, UNASKED};
 use crate::wire::{Envelope, Kind};
@@ -100,7 +100,6 @@ impl<P: Port, S: Storage> Engine<P, S> {
             receiver: UNASKED,
             next: 0,
             end: rts.total,
-            stores: None,
             descriptor: Descriptor::NONE,
             accesses: Accesses::from(0),
             is_reported: false,
@@ -174,7 +173,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             phase: TransferPhase::Stream,
             shared: 0,
             accesses: Accesses::from(first),
-            protocol: Protocol::Stream(Stores::Cached),
+            protocol: Protocol::Stream,
             measured: None,
             exposure: None,
         };

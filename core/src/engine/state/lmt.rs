@@ -1,7 +1,7 @@
 //! The protocols for large messages.
 #![forbid(unsafe_code)]
 
-use crate::port::{Accessed, AccessedRanges, Exposure, Part, PeerId, Rendezvous, Stores};
+use crate::port::{Accessed, AccessedRanges, Exposure, Part, PeerId, Rendezvous};
 use crate::wire::rendezvous::{Descriptor, MOST_PROTOCOLS, Rts};
 
 /// Most bytes of a message that travel with its RTS. A synchronous message of at most this size travels whole
@@ -19,39 +19,28 @@ pub(in crate::engine) enum Protocol {
     /// As [`Self::Pull`], but the sender does not help.
     PullAlone,
     /// The sender writes the receiver's memory; see [`put`](crate::engine::lmt). Only on ports that can do that, where
-    /// it takes the place of the first stream.
+    /// it takes the place of another option.
     Put,
-    /// The data is streamed through cells that the sender fills with these stores; see
-    /// [`Stream`](crate::engine::lmt::Stream).
-    Stream(Stores),
+    /// The data is streamed in packets; see [`Stream`](crate::engine::lmt::Stream).
+    Stream,
 }
 
 impl Protocol {
     /// The options of the adaptive selector, in the order of their numbers, in which they are tried at first.
-    pub(in crate::engine) const ALL: [Self; PROTOCOLS] =
-        [Self::Stream(Stores::Cached), Self::Stream(Stores::NonTemporal), Self::Pull, Self::PullAlone];
+    pub(in crate::engine) const ALL: [Self; PROTOCOLS] = [Self::Stream, Self::Pull, Self::PullAlone];
 
-    /// Returns the protocols that the options of the adaptive selector stand for. Where the sender can put, the
-    /// stores of a stream make no difference, and no sender helps.
+    /// Returns the protocols that the options of the adaptive selector stand for. Where the sender can put, no sender
+    /// helps.
     pub(in crate::engine) const fn offered(by: Rendezvous) -> [Self; PROTOCOLS] {
-        let stream = Self::Stream(Stores::Cached);
         match by {
-            Rendezvous { get: true, put: true, .. } => [Self::Pull, Self::Put, stream, Self::Pull],
-            Rendezvous { get: false, put: true, .. } => [Self::Put, stream, stream, Self::Put],
+            Rendezvous { get: true, put: true, .. } => [Self::Pull, Self::Put, Self::Stream],
+            Rendezvous { get: false, put: true, .. } => [Self::Put, Self::Stream, Self::Put],
             Rendezvous { put: false, .. } => Self::ALL,
         }
     }
 
     pub(in crate::engine) fn of(protocol_number: u8) -> Self {
         Self::ALL.get(usize::from(protocol_number)).copied().unwrap_or_default()
-    }
-
-    /// Returns the stores by which a streaming sender fills its cells.
-    pub(in crate::engine) const fn stores(self) -> Option<Stores> {
-        match self {
-            Self::Pull | Self::PullAlone | Self::Put => None,
-            Self::Stream(stores) => Some(stores),
-        }
     }
 
     pub(in crate::engine) fn number(self) -> u8 {
@@ -101,8 +90,6 @@ pub(in crate::engine) struct StreamState {
     pub(in crate::engine) receiver: u64,
     pub(in crate::engine) next: u64,
     pub(in crate::engine) end: u64,
-    /// The copy policy that the receiver requested.
-    pub(in crate::engine) stores: Option<Stores>,
     /// The receiver's buffer, if this process can put the bytes there.
     pub(in crate::engine) descriptor: Descriptor,
     /// The puts.

@@ -7,7 +7,7 @@ use crate::counters::TrafficCounters;
 use crate::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
 use crate::port::{
     Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk, PacketPieces,
-    PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath, Stores,
+    PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, SharedCopy, ShortPath,
 };
 use crate::wire::prefix::PrefixWords;
 use crate::wire::rendezvous::Descriptor;
@@ -227,10 +227,6 @@ impl<P: ShortPath> ShortPath for RecordingPort<P> {
 
     fn prioritize(&mut self, peer: PeerId) {
         self.port.prioritize(peer);
-    }
-
-    fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
-        self.port.set_data_stores(peer, stores);
     }
 
     fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool {

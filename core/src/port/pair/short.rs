@@ -5,7 +5,7 @@ use core::borrow::Borrow;
 
 use super::{Either, Pair, Route, of};
 use crate::payload::BorrowedRecv;
-use crate::port::{Arrival, PeerId, ShortPath, Stores};
+use crate::port::{Arrival, PeerId, ShortPath};
 use crate::wire::Envelope;
 use crate::wire::prefix::PrefixWords;
 
@@ -107,11 +107,6 @@ impl<L: ShortPath, R: ShortPath, T: Borrow<[Route]>> ShortPath for Pair<L, R, T>
     #[inline(always)]
     fn prioritize(&mut self, peer: PeerId) {
         self.local.prioritize(peer);
-    }
-
-    #[inline]
-    fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
-        self.local.set_data_stores(peer, stores);
     }
 
     fn read_non_temporal(&self, arrival: &Arrival<Self::Token>, at: usize, to: &mut [u8]) -> bool {

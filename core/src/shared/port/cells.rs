@@ -88,12 +88,8 @@ where
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return Ok(false);
         };
-        let stores = match (self.config.stores, envelope.kind) {
-            (None, Kind::Data) => link.traffic.data_stores,
-            (stores, _) => stores,
-        };
         let (len, received) = (envelope.total as usize, link.traffic.expected);
-        let how = self.fill_cell(peer, cell, (len, stores, received), fill);
+        let how = self.fill_cell(peer, cell, (len, received), fill);
         let Some(link) = self.links.borrow_mut().get_mut(peer as usize).and_then(Option::as_mut) else {
             return Ok(false);
         };
@@ -134,9 +130,8 @@ where
             return None;
         }
         let cell = self.pool.take(peer)?;
-        let (stores, received) = (self.config.stores, link.traffic.expected);
-        let how = self
-            .fill_cell(peer, cell, (len, stores, received), |pool, cell, how| pool.fill(cell, pieces, how));
+        let received = link.traffic.expected;
+        let how = self.fill_cell(peer, cell, (len, received), |pool, cell, how| pool.fill(cell, pieces, how));
         let Some(Some(link)) = self.links.borrow_mut().get_mut(peer as usize) else { return None };
         let back = self.deferred.take_if(|(owner, _)| *owner == peer).map(|(_, cell)| cell);
         let announced = link.ends.outbound.announce_now(link.traffic.next, envelope, cell, back);
@@ -151,17 +146,17 @@ where
         Some(is_asleep)
     }
 
-    /// Fills a cell, which belongs to the pool and is large enough, with `len` bytes by the stores that are wanted, or
+    /// Fills a cell, which belongs to the pool and is large enough, with `len` bytes by the stores that are set, or
     /// that were learned. Returns these stores.
     #[inline(always)]
     fn fill_cell(
         &mut self,
         peer: PeerId,
         cell: u32,
-        (len, wanted, received): (usize, Option<Stores>, u64),
+        (len, received): (usize, u64),
         fill: impl FnOnce(&CellPool<'a, R>, u32, Stores) -> bool,
     ) -> Stores {
-        let wanted = self.pool.stores(cell, len, wanted);
+        let wanted = self.pool.stores(cell, len, self.config.stores);
         if wanted.is_none() && len >= pace::LEAST {
             return self.fill_measured(peer, cell, len, fill);
         }

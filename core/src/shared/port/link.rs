@@ -91,8 +91,6 @@ pub(super) struct LinkTraffic {
     pub(super) conditions: Conditions,
     /// The reuse order of the next cell that the peer returns.
     pub(super) reuse_order: ReuseOrder,
-    /// The receiver's preferred copy policy for parts of large messages.
-    pub(super) data_stores: Option<Stores>,
     /// See [`Reported`]. All other packets went through a fastbox.
     pub(super) cells_sent: Count,
     pub(super) cells_received: Count,
@@ -123,7 +121,6 @@ impl LinkTraffic {
             lent: 0,
             conditions: Conditions(0),
             reuse_order: ReuseOrder::First,
-            data_stores: None,
             cells_sent: none,
             cells_received: none,
             fastbox_full: 0,

@@ -21,8 +21,10 @@ const ONE_OF: u32 = 4;
 pub(super) const CLASSES: usize = 4;
 /// The smallest such cell, in bytes.
 pub(super) const LEAST: usize = 4096;
-/// Of so many measured cells, one is filled by the other stores; of more, if these cost more than twice as much.
+/// Of so many measured cells, and one more, one is filled by the other stores: of fewer, until both are known, and of
+/// more, if the other stores cost more than twice as much.
 const TRY: u8 = 16;
+const SOON: u8 = 3;
 const SELDOM: u8 = 64;
 /// The other stores must cost less than so many sixteenths.
 const BETTER: u32 = 15;
@@ -130,8 +132,8 @@ impl PaceClass {
         }
         let [preferred_cost, other_cost] = [self.preferred, other].map(|kind| self.paces[kind].cost());
         self.wait = match (preferred_cost, other_cost) {
-            // They are tried in turn until both are known.
-            (None, _) | (_, None) => 1,
+            // What the receiver reports comes back some cells later.
+            (None, _) | (_, None) => SOON,
             (Some(usual), Some(cost)) if cost > 2 * usual => SELDOM,
             _ => TRY,
         };

@@ -5,7 +5,7 @@ use core::borrow::BorrowMut;
 use super::poll;
 use super::{HOT, Host, Link, PacketPlace, ShmPort};
 use crate::payload::BorrowedRecv;
-use crate::port::{Arrival, PacketPort as _, PeerId, ShortPath, Stores};
+use crate::port::{Arrival, PacketPort as _, PeerId, ShortPath};
 use crate::shared::fastbox::SHORT_BYTES;
 use crate::shared::pool::CellRecord;
 use crate::shared::sleep::WakeReason;
@@ -251,13 +251,6 @@ where
     fn prioritize(&mut self, peer: PeerId) {
         if self.hot_count < self.peers() as usize - 1 {
             self.heat(peer);
-        }
-    }
-
-    #[inline]
-    fn set_data_stores(&mut self, peer: PeerId, stores: Option<Stores>) {
-        if let Some(link) = self.link(peer) {
-            link.traffic.data_stores = stores;
         }
     }
 

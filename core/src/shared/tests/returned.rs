@@ -1,6 +1,5 @@
 //! Cells that are returned with the answer, and the copy policies for cells.
 
-use crate::port::PacketPieces;
 use crate::port::ShortPath as _;
 use std::vec;
 use std::vec::Vec;
@@ -204,27 +203,6 @@ fn a_cell_arrives_whole_whatever_the_copy_policy() {
         }
         let wanted = if stores == Some(Stores::NonTemporal) { 500 } else { 0 };
         assert_eq!(zero.traffic(1).non_temporal, wanted, "{stores:?}");
-    }
-}
-
-#[test]
-fn the_data_of_a_stream_are_filled_as_the_receiver_requests() {
-    let geometry = WorldShape { peers: 2, cells: 8, cell_bytes: 4096, fastbox_slots: 8 };
-    for (own, asked, past) in [
-        (None, Some(Stores::NonTemporal), 10),
-        (None, Some(Stores::Cached), 0),
-        (Some(Stores::Cached), Some(Stores::NonTemporal), 0),
-        (Some(Stores::NonTemporal), Some(Stores::Cached), 10),
-    ] {
-        let fabric = Fabric::storing(geometry, own);
-        let (mut zero, mut one) = (fabric.port(0), fabric.port(1));
-        for turn in 0..10 {
-            let envelope = Envelope { kind: Kind::Data, context: 0, tag: turn, total: 4000 };
-            zero.set_data_stores(1, asked);
-            assert_eq!(zero.send(1, &envelope, PacketPieces::Whole(&contents(turn, 4000))), Ok(true));
-            assert_eq!(take(&mut one, 1), Some((0, turn)));
-        }
-        assert_eq!(zero.traffic(1).non_temporal, past, "{own:?}, requested {asked:?}");
     }
 }
 

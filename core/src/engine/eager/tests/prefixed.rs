@@ -172,8 +172,7 @@ fn forge(world: &mut World<'_>, kind: Kind, payload: &[u8]) -> Option<Failure> {
 
 #[test]
 fn acknowledgement_of_nothing_fails_only_its_connection() {
-    let cts =
-        |sender| Cts { sender, receiver: 1, start: 0, end: 8, stores: None, descriptor: Descriptor::NONE };
+    let cts = |sender| Cts { sender, receiver: 1, start: 0, end: 8, descriptor: Descriptor::NONE };
     type Forged = fn(u64, u64) -> u64;
     let cases: [(Kind, Forged); 5] = [
         (Kind::Fin, |mine, _| mine ^ 1),

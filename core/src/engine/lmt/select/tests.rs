@@ -3,24 +3,22 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::port::Stores;
 
 mod cost;
 
 /// The number of slots of the measurements.
 const PEERS: usize = 16;
 
-/// Returns the ticks of each protocol: the receiver's reads take as long with the sender's help as without, and a
-/// stream as long with either stores.
+/// Returns the ticks of each protocol: the receiver's reads take as long with the sender's help as without.
 const fn ticks(pull: u64, stream: u64) -> [u64; PROTOCOLS] {
-    [stream, stream, pull, pull]
+    [stream, pull, pull]
 }
 
 /// What the port for shared memory offers.
 const IN_MEMORY: Rendezvous = Rendezvous { get: true, put: false, stream: true };
 
 const fn is_stream(protocol: Protocol) -> bool {
-    matches!(protocol, Protocol::Stream(_))
+    matches!(protocol, Protocol::Stream)
 }
 
 fn plain(bytes: u64) -> MessageForm {
@@ -130,9 +128,9 @@ fn a_slow_message_now_and_then_changes_nothing() {
     machine.one_by_one(1000, 64 << 10);
     let mut streamed = 0;
     for _ in 0..50 {
-        machine.ticks[..2].fill(6_000_000);
+        machine.ticks[0] = 6_000_000;
         streamed += machine.one_by_one(1, 64 << 10);
-        machine.ticks[..2].fill(6000);
+        machine.ticks[0] = 6000;
         streamed += machine.one_by_one(19, 64 << 10);
     }
     assert!(streamed > 900, "{streamed}");
@@ -240,7 +238,7 @@ fn each_of_them_is_found() {
 }
 
 /// One buffer travels back and forth between two processes. The transfer is fast only if both receive by the
-/// same protocol, and fastest with non-temporal stores. A process that tries that alone gains nothing.
+/// same protocol, and fastest if both pull. A process that tries that alone gains nothing.
 #[test]
 fn two_processes_that_pass_on_a_buffer_find_the_protocol_that_needs_both() {
     let bytes = 64 << 10;
@@ -249,15 +247,15 @@ fn two_processes_that_pass_on_a_buffer_find_the_protocol_that_needs_both() {
     // The two processes begin out of step.
     for _ in 0..101 {
         let protocol = selections[0].begin(plain(bytes), now, 0);
-        now += if protocol == Protocol::Pull { 24_000 } else { 25_000 };
+        now += if protocol == Protocol::Stream { 24_000 } else { 25_000 };
         selections[0].end(bytes, protocol, now);
         now += 50_000;
     }
-    let mut last = Protocol::Pull;
+    let mut last = Protocol::Stream;
     for at in 0..4000 {
         let protocol_number = selections[1 - at % 2].protocol_number(bytes);
         let protocol = selections[at % 2].begin(plain(bytes), now, protocol_number);
-        let both = protocol == Protocol::Stream(Stores::NonTemporal) && last == protocol;
+        let both = protocol == Protocol::Pull && last == protocol;
         now += if both { 9000 } else { 24_000 + 500 * u64::from(protocol.number()) };
         selections[at % 2].end(bytes, protocol, now);
         fast += usize::from(both);
@@ -276,7 +274,7 @@ fn two_processes_with_different_preferences_do_not_try_forever() {
         let (me, peer) = (at % 2, 1 - at % 2);
         let protocol_number = selections[peer].protocol_number(bytes);
         let protocol = selections[me].begin(plain(bytes), now, protocol_number);
-        let fast = [Protocol::Pull, Protocol::Stream(Stores::NonTemporal)][me];
+        let fast = [Protocol::Pull, Protocol::Stream][me];
         now += if protocol == fast { 24_000 } else { 36_000 };
         selections[me].end(bytes, protocol, now);
         now += 50_000;
@@ -331,7 +329,7 @@ fn large_messages_learn_whether_the_sender_should_help() {
     for [helped, alone] in [[120_000_000, 60_000_000], [60_000_000, 120_000_000]] {
         let mut machine = ProtocolMachine::new(9000, 3000);
         machine.one_by_one(100, 2 << 20);
-        machine.ticks = [helped, helped, helped, alone];
+        machine.ticks = [helped, helped, alone];
         let before = machine.now;
         machine.one_by_one(1000, 1 << 30);
         let taken = machine.now - before - 1000 * 7_777_777;

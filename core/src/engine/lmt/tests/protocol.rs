@@ -195,7 +195,6 @@ fn cts_that_answers_nothing_or_requests_too_much_is_a_fault() {
             receiver: 5,
             start: 0,
             end: LEN as u64,
-            stores: None,
             descriptor: Descriptor::NONE,
         };
         let wrong = wrong(&stage, right);
@@ -216,7 +215,6 @@ fn answer_of_the_wrong_length_is_a_fault() {
             receiver: 5,
             start: 0,
             end: 1,
-            stores: None,
             descriptor: Descriptor::NONE,
         }
         .encode()
@@ -234,15 +232,8 @@ fn second_answer_is_a_fault() {
             let fabric = Fabric::new(tiny(3));
             let mut stage = ProtocolStage::new(&fabric);
             let sender = stage.send.id.to_bits();
-            let cts = Cts {
-                sender,
-                receiver: 5,
-                start: 0,
-                end: LEN as u64,
-                stores: None,
-                descriptor: Descriptor::NONE,
-            }
-            .encode();
+            let cts =
+                Cts { sender, receiver: 5, start: 0, end: LEN as u64, descriptor: Descriptor::NONE }.encode();
             let payload = |kind| if kind == Kind::Cts { cts.to_vec() } else { sender.to_le_bytes().to_vec() };
             assert_eq!(stage.packet(1, first, 0, &payload(first)), None);
             let found = stage.packet(1, second, 0, &payload(second));
