@@ -43,6 +43,7 @@ mod progress;
 mod request;
 pub mod rma;
 mod state;
+mod stored;
 #[cfg(test)]
 mod tests;
 mod tuning;

@@ -9,6 +9,8 @@
 //! | [`PayloadWord`] | payload that travels in words | a relaxed atomic | loom's `UnsafeCell`: a race fails the model |
 //! | [`Payload`], [`PayloadMut`] | payload bytes | a bounds-checked raw range | a slice of loom's `UnsafeCell` |
 //!
+//! [`Local`] is for private values that a shared reference changes.
+//!
 //! A Release and the Acquire that pairs with it name the same [`Edge`]. The loom build can weaken either end
 //! of any edge (a *mutant*, see `sync/model.rs`); `cargo proofs` requires that a model fails for each of
 //! them.
@@ -16,11 +18,14 @@
 #[cfg(not(nemesia_loom))]
 mod copy;
 pub mod in_order;
+mod local;
 pub mod opaque;
 #[cfg(not(nemesia_loom))]
 mod real;
 #[cfg(not(nemesia_loom))]
 pub use real::{Payload, PayloadMut, PayloadWord};
+
+pub use local::Local;
 
 #[cfg(nemesia_loom)]
 pub mod model;

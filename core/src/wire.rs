@@ -43,10 +43,10 @@
 //! or 3, or 1; and the first 16 bytes of a longer one. In a further slot, only the lap and the kind `0xff` of
 //! the stamp are significant. Words 1-3 are the next 24 payload bytes, but in the last slot of a packet the
 //! last 24 bytes; if the whole payload has fewer, word 1 is the last 8 bytes. Bit 7 of the kind is set if the
-//! payload lies in a cell of the sender. The header of that cell is then not significant, and the packet
-//! takes one slot: word 2 is the cell in bits 0-31 and the payload bytes in bits 32-63; word 3 is the
-//! lower half of a return slot for a returned cell of the receiver, plus one, or 0. The lap of the packet that starts at position `p` of a fastbox of
-//! `n` slots is `(p / n + 1) mod 256`.
+//! payload lies in a cell of the sender. The header of that cell is then not significant, and the packet takes
+//! one slot: word 2 is the cell in bits 0-31 and the payload bytes in bits 32-63; word 3 is the lower half of a
+//! return slot for a returned cell of the receiver, plus one, or 0. The lap of the packet that starts at
+//! position `p` of a fastbox of `n` slots is `(p / n + 1) mod 256`.
 //!
 //! **Cell header** (64 bytes). Word 0: sequence number in bits 16-63; in bits 0-15 the number
 //! by which the sender knows the destination. Word 1:
@@ -61,8 +61,9 @@
 //! **Queue entry** (64 bits). Bits 0-31: `number * cells + cell`, where `number` is the one by which the owner of the
 //! queue knows the owner of the cell. Bits 32-63: lap of the entry, `position / entries + 1`.
 //!
-//! **Return slot** (32 bits). Bits 0-11: the cell. Bits 12-15: the code of the pace with which the receiver has read it,
-//! a third of an octave for each step; 0 if that was not measured. Bits 16-31: lap, `position / cells + 1`.
+//! **Return slot** (32 bits). Bits 0-11: the cell. Bits 12-15: the code of the pace with which the receiver has
+//! read it, a third of an octave for each step; 0 if that was not measured. Bits 16-31: lap, `position / cells
+//! + 1`.
 #![forbid(unsafe_code)]
 
 pub mod call;

@@ -45,4 +45,3 @@ mod send;
 mod tests;
 
 pub use bypass::Bypass;
-pub(super) use receive::{needs_sender, stored_rts};

@@ -26,7 +26,6 @@ mod short;
 mod wake;
 
 use core::borrow::BorrowMut;
-use core::cell::Cell;
 
 use cells::CellShares;
 use copy_policy::CopyPolicies;
@@ -42,6 +41,7 @@ use super::pool::{CellPool, CellRecord};
 use super::queue::Consumer;
 pub use crate::port::Stores;
 use crate::port::{PeerId, RunTable};
+use crate::sync::Local;
 
 /// Most peers whose fastboxes every poll checks.
 pub const HOT: usize = 8;
@@ -112,7 +112,7 @@ where
     idle: u32,
     swept: PeerId,
     /// The cell that was measured last while it was read, and the code of its pace ([`pace`]).
-    read_pace: Cell<(u32, u32)>,
+    read_pace: Local<(u32, u32)>,
     /// A cell that was read and whose release is deferred: the next announcement to its owner returns it, if that
     /// announcement is the next event. In a ping-pong both sides then use one cell each, which stays in their caches,
     /// and touch no other line.
@@ -169,7 +169,7 @@ where
             cold: 0,
             idle: 0,
             swept: 0,
-            read_pace: Cell::new((u32::MAX, 0)),
+            read_pace: Local::new((u32::MAX, 0)),
             deferred: None,
             defers: false,
             runs: RunTable::new(),

@@ -8,7 +8,8 @@
 //!   data, a word, if there are any. Then the bytes of the descriptor, filled with zeros to whole words. Then the
 //!   first bytes of the message.
 //! - **CTS**. Word 0: the sender's request; 1: the receiver's request; 2: first byte requested; 3: end of the
-//!   bytes requested; 4: bits 8-23 the head of a descriptor of the receiver's buffer; the other bits are 0. Then the bytes of the descriptor, as in RTS.
+//!   bytes requested; 4: bits 8-23 the head of a descriptor of the receiver's buffer; the other bits are 0.
+//!   Then the bytes of the descriptor, as in RTS.
 //! - **FIN**. Word 0: the sender's request.
 //!
 //! The origin is the number of bytes at the beginning of the message that the descriptor does not describe, because
@@ -23,9 +24,9 @@
 //! requested bytes into the buffer that the CTS describes. A receiver that has all bytes that it wants sends
 //! FIN, unless it received them in `Data` packets.
 //!
-//! If the bytes of a message follow unasked, its RTS has neither descriptor nor first bytes, and word 1 is 0. The sender
-//! has credit for the whole message, and sends its bytes in `Data` packets with the tag [`UNASKED`]. Nobody answers. A
-//! sender begins such a message when all bytes of the one before have left.
+//! If the bytes of a message follow unasked, its RTS has neither descriptor nor first bytes, and word 1 is 0.
+//! The sender has credit for the whole message, and sends its bytes in `Data` packets with the tag [`UNASKED`].
+//! Nobody answers. A sender begins such a message when all bytes of the one before have left.
 //!
 //! A request is a number that its owner checks when the number returns. A descriptor is used only by the port, which
 //! checks it.

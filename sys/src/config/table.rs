@@ -205,8 +205,8 @@ pub const VARIABLES: &[Variable] = &[
         "bytes, ",
         (0, 16777216),
         eager_bytes,
-        "largest message that is sent eagerly; at most a cell. Unless it is set, messages of up to 33792 bytes are \
-        eager inside a machine"
+        "largest message that is sent eagerly; at most a cell. Unless it is set, messages of up to 262144 bytes are \
+        sent at once inside a machine, in several cells if need be"
     ),
     number!(
         "NEMESIA_CREDIT_BYTES",

@@ -4,9 +4,9 @@
 
 use core::borrow::{Borrow, BorrowMut};
 
-use super::receive::stored_rts;
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::State;
+use crate::engine::stored::stored_rts;
 use crate::engine::{CompletionError, Engine, Peer, RequestId, Storage};
 use crate::flow::{Account, ArrivedBytes};
 #[cfg(nemesia_injected_fault)]

@@ -19,9 +19,9 @@
 //! as there is a slot, [`Engine::feed`] moves it to its place. Completions that are taken free slots.
 #![forbid(unsafe_code)]
 
-use super::receive::needs_sender;
 use crate::engine::request::{Outcome, Request, State};
 use crate::engine::state::{CompletionKind, CompletionMark, MultiBuffer, MultiFit};
+use crate::engine::stored::needs_sender;
 use crate::engine::{
     CompletionError, Engine, Failure, MultiReceiveOptions, RequestId, StartError, Status, Storage,
 };

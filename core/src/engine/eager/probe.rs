@@ -2,8 +2,8 @@
 //! receive (MPI 4.1, section 3.8).
 #![forbid(unsafe_code)]
 
-use super::receive::stored_rts;
 use crate::engine::request::State;
+use crate::engine::stored::stored_rts;
 use crate::engine::{CompletionError, Engine, RequestId, StartError, Status, Storage};
 use crate::matching::{Pattern, Source};
 use crate::payload::RecvBuf;

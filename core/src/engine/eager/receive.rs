@@ -1,44 +1,19 @@
 //! Receiving: posting receives, and delivering messages to receives or to the store of unexpected messages.
 #![forbid(unsafe_code)]
 
-use core::borrow::BorrowMut;
-
 use crate::engine::request::{CompletionError, State, outcome, with_immediate};
 use crate::engine::state::{Accesses, Incoming, Protocol, TransferPhase};
+use crate::engine::stored::stored_rts;
 use crate::engine::unload::{TAKEN_BACK, read, unload};
 use crate::engine::{Engine, Failure, RequestId, StartError, Storage};
 use crate::matching::{Pattern, Source};
 use crate::payload::{RecvBuf, Scatter};
 use crate::port::{Arrival, Part, PeerId, Port, PortFault};
-use crate::store::{Store, Stored, UnitMemory, cost};
+use crate::store::cost;
 use crate::trace::Recorder as _;
 use crate::wire::prefix::EagerPrefix;
 use crate::wire::rendezvous::{MOST_RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
-
-/// Returns the RTS of a stored message; `None` if the message is of another kind. The RTS was validated on arrival.
-pub(in crate::engine) fn stored_rts<M, H>(store: &Store<M, H>, id: u32, stored: &Stored) -> Option<Rts>
-where
-    M: UnitMemory,
-    H: BorrowMut<[u32]>,
-{
-    if stored.kind != Kind::Rts {
-        return None;
-    }
-    let mut head = [0; MOST_RTS_BYTES];
-    let len = store.read(id, 0, &mut head);
-    Rts::decode(&head[..len], stored.len)
-}
-
-/// Returns whether the sender of a stored message waits for an answer, or still has bytes of it.
-pub(in crate::engine) fn needs_sender<M, H>(store: &Store<M, H>, id: u32, stored: &Stored) -> bool
-where
-    M: UnitMemory,
-    H: BorrowMut<[u32]>,
-{
-    let is_whole = |rts: Rts| rts.is_unasked && rts.arrived(stored.len) == rts.total;
-    stored.kind.is_answered() && !stored_rts(store, id, stored).is_some_and(is_whole)
-}
 
 impl<P: Port, S: Storage> Engine<P, S> {
     /// Posts a receive. The receive may complete at once; [`Engine::test`] returns its state. The engine takes the

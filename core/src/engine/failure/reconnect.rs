@@ -8,9 +8,9 @@
 use core::borrow::{Borrow as _, BorrowMut as _};
 
 use crate::counters::Tally;
-use crate::engine::eager::needs_sender;
 use crate::engine::request::{CompletionError, State};
 use crate::engine::state::RmaState;
+use crate::engine::stored::needs_sender;
 use crate::engine::{Engine, Failure, Peer, Storage};
 use crate::flow::Allowance;
 #[cfg(nemesia_injected_fault)]

@@ -2,13 +2,14 @@
 //! size.
 //!
 //! No protocol is the fastest everywhere. A copy by the kernel costs a system call and a lookup of each page,
-//! and on some machines runs at half the speed of a user-space copy; but it needs no CPU time of the sender.
-//! In a stream both sides copy at the same time; its speed depends on the cost of moving a cache line between
-//! the two cores, and on a sender that polls. On one test machine 64 KiB took 9 us by the kernel and 6 us as
-//! a stream between neighbouring cores, but 23 us and 34 us between distant cores. (By which stores the cells are
-//! filled is learned below: `shared/port/pace.rs`.) A sender that helped to copy 1 MiB saved a third of the time on another machine, but doubled it
-//! where both buffers began a few bytes apart within their pages. No fixed threshold fits all machines, so the
-//! receiver measures. The cost is two clock readings a message, and occasionally a few messages by another protocol.
+//! and on some machines runs at half the speed of a user-space copy; but it needs no CPU time of the sender. In
+//! a stream both sides copy at the same time; its speed depends on the cost of moving a cache line between the
+//! two cores, and on a sender that polls. On one test machine 64 KiB took 9 us by the kernel and 6 us as a
+//! stream between neighbouring cores, but 23 us and 34 us between distant cores. (By which stores the cells are
+//! filled is learned below, in `shared/port/pace.rs`.) A sender that helped to copy 1 MiB saved a third of the
+//! time on another machine, but doubled it where both buffers began a few bytes apart within their pages. No
+//! fixed threshold fits all machines, so the receiver measures. The cost is two clock readings a message, and
+//! occasionally a few messages by another protocol.
 //!
 //! The unit of measurement is a [*run*](crate::selector::run): messages of one size class that overlap, or
 //! that arrive one at a time. The result is the time of the run divided by its bytes; idle

@@ -12,12 +12,12 @@
 #![forbid(unsafe_code)]
 
 use super::{Stream, Transfer};
-use crate::engine::eager::stored_rts;
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{CompletionError, SendMessage, State, outcome, with_immediate};
 use crate::engine::state::{
     Accesses, FIRST_BYTES, Incoming, Protocol, StreamState, TransferPhase, UnaskedPlace,
 };
+use crate::engine::stored::stored_rts;
 use crate::engine::unload::TAKEN_BACK;
 use crate::engine::{Engine, Storage};
 #[cfg(nemesia_injected_fault)]

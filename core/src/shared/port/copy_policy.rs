@@ -180,8 +180,8 @@ impl CopyPolicies {
         self.of(peer).map(|copy_policy| &mut copy_policy.paces)
     }
 
-    /// Returns the copy policy for a cell with `len` bytes, less than a page, for this peer. `received` is the number of packets
-    /// received from the peer.
+    /// Returns the copy policy for a cell with `len` bytes, less than a page, for this peer. `received` is the
+    /// number of packets received from the peer.
     #[inline(always)]
     pub(super) fn fill(
         &mut self,

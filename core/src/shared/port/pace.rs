@@ -5,10 +5,10 @@
 //! ([`crate::wire`]), so the owner knows what both copies cost after a few cells, and no third copy has to be right
 //! before. Seldom a measured cell is filled by the other stores. (The idea is in none of the papers.)
 //!
-//! Each copy counts once, because a message that is waited for takes both of them, and the longer one counts twice more,
-//! because a stream takes as long as that one, and its loss would be the greater. On a Zen 3, 16 KiB took by plain stores 580 and 550 ns between near
-//! cores, and 2,400 and 1,450 ns between distant ones; by non-temporal stores 340 and 2,500 ns, and 360 and 1,400 ns. So
-//! the time of the sender's copy alone is no measure.
+//! Each copy counts once, because a message that is waited for takes both of them, and the longer one counts twice
+//! more, because a stream takes as long as that one, and its loss would be the greater. On a Zen 3, 16 KiB took by
+//! plain stores 580 and 550 ns between near cores, and 2,400 and 1,450 ns between distant ones; by non-temporal
+//! stores 340 and 2,500 ns, and 360 and 1,400 ns. So the time of the sender's copy alone is no measure.
 #![forbid(unsafe_code)]
 
 use crate::port::Stores;
@@ -34,8 +34,8 @@ pub(super) const PACE_AT: u32 = 12;
 pub(super) const CELL_MASK: u32 = (1 << PACE_AT) - 1;
 /// The longest pace, so that sums do not overflow.
 const MOST: u32 = u32::MAX >> 4;
-/// Bounds of the paces, in sixteenths of a tick for each KiB: a third of an octave apart. At 2.45 GHz they reach from 100
-/// to 4 GB/s.
+/// Bounds of the paces, in sixteenths of a tick for each KiB: a third of an octave apart. At 2.45 GHz they reach from
+/// 100 to 4 GB/s.
 const BOUNDS: [u32; 15] =
     [384, 484, 610, 768, 968, 1219, 1536, 1935, 2438, 3072, 3871, 4877, 6144, 7741, 9753];
 
@@ -159,8 +159,8 @@ impl CellPaces {
         ((len / LEAST).max(1).ilog2() as usize).min(CLASSES - 1)
     }
 
-    /// Returns the plain stores for cells of a page and more: a write prefetch comes before them unless they write whole
-    /// lines.
+    /// Returns the plain stores for cells of a page and more: a write prefetch comes before them unless they write
+    /// whole lines.
     pub(super) fn plain() -> Stores {
         if PayloadMut::writes_whole_lines(LEAST) { Stores::Cached } else { Stores::Prefetched }
     }
