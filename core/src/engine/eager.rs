@@ -9,7 +9,7 @@
 //!
 //! | state of a send | queue of the peer | next |
 //! |---|---|---|
-//! | `Sending` | `Pending` | `Done`; `Offered` if the message is announced; `Unacknowledged` if it is synchronous |
+//! | `Sending` | `Pending` | `Done`; `Offered` if the message is announced; `Streaming` if its bytes follow unasked; `Unacknowledged` if it is synchronous |
 //! | `Unacknowledged`: a synchronous message was sent whole | `Offered` | `Done` by a FIN |
 //!
 //! | state of a receive | next |
