@@ -73,9 +73,10 @@ fn sixteen_processes_on_few_cores_exchange_all_to_all_without_a_stall() -> Resul
 
 #[test]
 fn sixteen_processes_with_tiny_structures_exchange_all_to_all_without_a_stall() -> Result<(), String> {
-    let (small, large) = if quick() { (20, 1) } else { (100, 2) };
+    // In the short form a message takes ten times the cells that its sender has.
+    let (small, large, bytes) = if quick() { (20, 1, 10_240) } else { (100, 2, 102_400) };
     tiny(job(&format!("all-to-all {small} 8"))).succeed(16)?;
-    tiny(job(&format!("all-to-all {large} 102400"))).succeed(16).map(drop)
+    tiny(job(&format!("all-to-all {large} {bytes}"))).succeed(16).map(drop)
 }
 
 #[test]

@@ -49,7 +49,7 @@ struct LoneGroup {
 
 #[test]
 fn processes_that_are_killed_and_replaced_leave_nothing_and_are_never_mixed_up() -> Result<(), String> {
-    come_and_go(64, rounds(20))
+    come_and_go(if quick() { 32 } else { 64 }, rounds(20))
 }
 
 #[test]

@@ -8,6 +8,8 @@
 //! | 3 | Rank 0 leaves everything, and the sender's close names it. |
 //! | 4 | A receive from any source outlives all other ranks. |
 
+use std::time::Duration;
+
 use nemesia::{Endpoint, Error, Source, Tag};
 
 use super::{Fault, Outcome, broken, ensure, open, tell};
@@ -15,6 +17,8 @@ use super::{Fault, Outcome, broken, ensure, open, tell};
 /// Messages of one unit of 64 bytes each: 1.9 MiB.
 const MANY: u64 = 30_000;
 const LAST: u64 = u64::MAX;
+/// Between two looks at a peer that is waited for.
+const PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) fn run(how: u64) -> Outcome {
     let before = resident()?;
@@ -66,6 +70,8 @@ fn receive(mut endpoint: Endpoint, how: u64, opened: u64) -> Outcome {
         3 => {
             while endpoint.failure(1).is_none() {
                 endpoint.progress();
+                // For half a minute nothing else happens.
+                std::thread::sleep(PAUSE);
             }
             return Ok(());
         }
