@@ -29,7 +29,7 @@ use nemesia::regcache::Telling;
 use nemesia::{Config, FastPathChoice, RendezvousChoice};
 
 use crate::memory_port::bench::Bench;
-use crate::memory_port::{Fabric, Verdict};
+use crate::memory_port::{Fabric, Verdict, ensure};
 use attacker::{Attacker, Stages, scratch, take_places};
 use attacks::{Attack, AttackedWorld};
 use honest::{Signals, Victim};
@@ -83,6 +83,7 @@ fn in_world<F: Fabric>(
     let mut bench = Bench::new(fabric());
     bench.open(1)?;
     let attacks = attacks::possible(world, &bench.facts()?, !bench.fabric.ignores_read_rights());
+    ensure(!attacks.is_empty(), || format!("{world:?}: NEMESIA_TEST_CHECK names no attack"))?;
     for attacks in attacks.chunks(ATTACKERS) {
         let mut bench = Bench::new(fabric());
         bench.open(1)?;

@@ -6,7 +6,7 @@ use nemesia_core::port::memory::Facts;
 use super::attacker::Attacker;
 use super::honest::{Bait, Trap};
 use super::{memory, packets, rings};
-use crate::memory_port::{Fabric, Verdict};
+use crate::memory_port::{Fabric, Verdict, is_wanted};
 
 /// An attack by one rank.
 pub(super) struct Attack<F: Fabric> {
@@ -47,7 +47,8 @@ const ACKNOWLEDGED: &[&str] = &["a EagerAcknowledged packet is invalid"];
 /// An attack as a line of the list.
 type AttackLine<F> = (&'static str, Bait, Act<F>, &'static [&'static str]);
 
-/// Returns the attacks of a world. `has_read_rights`: the fabric checks whether memory may be read.
+/// Returns the attacks of a world that are [`is_wanted`] by their names. `has_read_rights`: the fabric checks whether
+/// memory may be read.
 pub(super) fn possible<F: Fabric>(
     world: AttackedWorld,
     facts: &Facts,
@@ -62,7 +63,7 @@ pub(super) fn possible<F: Fabric>(
         lines.push(of_read_rights(world));
     }
     let attack = |(name, bait, act, words)| Attack { trap: Trap { name, bait, words }, act };
-    lines.into_iter().map(attack).collect()
+    lines.into_iter().filter(|line| is_wanted(line.0)).map(attack).collect()
 }
 
 fn of_packets<F: Fabric>() -> Vec<AttackLine<F>> {
