@@ -112,11 +112,16 @@ def remark(results, peer, test):
     return None
 
 
+def best_peer(ratios):
+    """Returns the peer, of at least one, to which our ratio is smallest."""
+    return min(ratios, key=ratios.get)
+
+
 def standing(ratios):
     """Formats our ratio to the best peer, above 1 if ours is better, our place, and who that peer is."""
     if not ratios:
         return f"{'-':>13}  -"
-    best = min(ratios, key=ratios.get)
+    best = best_peer(ratios)
     place = 1 + sum(ratio < 1 for ratio in ratios.values())
     return f"{ratios[best]:>12.2f}x  {ordinal(place)} of {len(ratios) + 1}, {best}"
 
@@ -175,7 +180,7 @@ def listed(results):
     for row in rows:
         ratios = results.ratios(row["test"], row["bytes"])
         if ratios:
-            row["best"] = min(ratios, key=ratios.get)
+            row["best"] = best_peer(ratios)
         still = results.median("still", row["test"], row["bytes"])
         if still is not None:
             row["ours_still"] = exact(still)
