@@ -112,7 +112,7 @@ impl Kernel {
         let read = memory.as_mut().map(read);
         match read {
             Some(Ok(())) => Ok(()),
-            Some(Err(CopyError::Unreadable)) => Err(AccessError::Range),
+            Some(Err(CopyError::Unreadable | CopyError::Absent)) => Err(AccessError::Range),
             _ => {
                 if self.memories.get_mut(peer as usize).and_then(Option::take).is_some() {
                     events::single_copy_refused(peer);

@@ -300,6 +300,42 @@ fn replies_are_bounded_and_leave_in_order_before_what_is_sent_later() {
 }
 
 #[test]
+fn a_receive_does_not_wait_for_pages_that_its_sender_does_not_have() {
+    const COUNT: usize = 1024;
+    let (mut zero, mut one) =
+        pair(&Config::default().single_copy(crate::SingleCopy::Prefer).assist_bytes(None));
+    let pages = crate::os::testing::Pages::private(COUNT);
+    (9..COUNT).for_each(|page| pages.touch(page));
+    let Some(withheld) = pages.withhold().filter(|_| zero.engine.port().can_get(1)) else {
+        crate::os::testing::skipped("the kernel refuses single copies, or userfaultfd");
+        return;
+    };
+    let len = pages.len();
+    let sender = std::thread::spawn(move || {
+        // SAFETY: the pages outlive the request, and nobody writes to them.
+        let send = unsafe { one.isend(0, 1, pages.at(0).as_ptr(), len) }.unwrap();
+        // This thread waits for its own pages.
+        one.wait(send).unwrap();
+        one
+    });
+    let (say, hear) = std::sync::mpsc::channel();
+    let receiver = std::thread::spawn(move || {
+        let mut room = vec![7; len];
+        // SAFETY: the bytes outlive the request, and nothing else uses them.
+        let receive = unsafe { zero.irecv(Source::Rank(1), Tag::Any, room.as_mut_ptr(), len) }.unwrap();
+        say.send(zero.wait_timeout(receive, Duration::from_millis(100)).map(drop)).unwrap();
+        (zero.wait(receive).unwrap().len, room)
+    });
+    let outcome = hear.recv_timeout(Duration::from_secs(30));
+    drop(withheld);
+    let (_one, (received, room)) = (sender.join().unwrap(), receiver.join().unwrap());
+    assert!(matches!(outcome, Ok(Err(Error::Timeout(_)))), "{outcome:?}");
+    assert_eq!(received, len);
+    let page = len / COUNT;
+    assert!((0..COUNT).all(|at| room[at * page] == u8::from(at >= 9) && room[at * page + 1] == 0));
+}
+
+#[test]
 fn buffers_of_an_endpoint_that_ends_are_not_read_any_more() {
     let (mut zero, mut one) = pair(&Config::default().single_copy(crate::SingleCopy::Prefer));
     if !zero.engine.port().can_get(1) {

@@ -15,7 +15,9 @@
 //!   process has ended, or has called `exec`), writes fail.
 //!
 //! A copy waits for the pages of the other process, which may hold them back (`userfaultfd(2)`, FUSE); no signal but
-//! SIGKILL ends the system call. So nothing is read at first contact, when any process of this user may be the caller
+//! SIGKILL ends the system call. So the page table is looked at first (`pagemap.rs`), and pages that are not there are
+//! not copied ([`CopyError::Absent`]): the process that has them must touch them, and waits itself. Between look and
+//! copy, pages can still leave. At first contact, when any process of this user may be the caller, nothing is read
 //! ([`RemoteMemory::permitted`]).
 //!
 //! The kernel copies each page twice through `/proc/PID/mem`. Measured on one machine, a write takes 1.7 to 1.9
@@ -33,6 +35,7 @@ use nemesia_core::wire::listed::MOST_RUNS;
 use super::call::{checked_long, uninterrupted};
 use super::descriptor::above_standard;
 use super::life::PeerLife;
+use super::pagemap::{PageTable, PageUse};
 
 /// The bytes of an [`IdentityStamp`].
 const STAMP_BYTES: usize = 8;
@@ -57,6 +60,10 @@ pub enum CopyError {
     Refused(i32),
     /// The number belongs to another process.
     OtherProcess,
+    /// Not all pages are in memory, or this cannot be found out now. Nothing was copied. Other copies may succeed.
+    Absent,
+    /// The kernel does not show which pages are in memory, with this error number.
+    NoPageTable(i32),
 }
 
 /// The memory of another process.
@@ -68,6 +75,8 @@ pub struct RemoteMemory {
     life: Option<PeerLife>,
     /// Whether the stamp was found since the mark is known.
     is_found: bool,
+    /// The page table, if it is open.
+    pages: Option<PageTable>,
     writer: Writer,
 }
 
@@ -105,8 +114,8 @@ impl RemoteMemory {
     /// Returns the memory of process `pid` in our numbering, identified by `stamp`. `None` if the process has
     /// no number here because it is in another pid namespace.
     pub fn new(pid: i32, stamp: IdentityStamp) -> Option<Self> {
-        let (life, writer) = (None, Writer::Unopened);
-        (pid > 0 && stamp.address != 0).then_some(Self { pid, stamp, life, is_found: false, writer })
+        let (life, pages, writer) = (None, None, Writer::Unopened);
+        (pid > 0 && stamp.address != 0).then_some(Self { pid, stamp, life, is_found: false, pages, writer })
     }
 
     /// As [`RemoteMemory::new`], of a process whose life mark is known. A process that uses a buffer again while it
@@ -115,9 +124,9 @@ impl RemoteMemory {
         Self::new(pid, stamp).map(|memory| Self { life, ..memory })
     }
 
-    /// Checks that the kernel permits to read the memory. It accesses no page of the process, which could keep this
-    /// thread waiting for one (`userfaultfd(2)`, FUSE): a process that has only called this one must not. Each read
-    /// checks the stamp.
+    /// Checks that the kernel permits to read the memory, and shows which pages are there. It accesses no page of the
+    /// process, which could keep this thread waiting for one: a process that has only called this one must not. Each
+    /// read checks the stamp.
     ///
     /// # Errors
     /// See [`CopyError`].
@@ -126,14 +135,20 @@ impl RemoteMemory {
         // SAFETY: the local part names our own variable.
         match unsafe { self.transfer(&[part(&raw mut byte, 1)], &[remote(NOWHERE, 1)]) } {
             // The kernel checks the permission first.
-            Err(CopyError::Unreadable) => Ok(()),
+            Err(CopyError::Unreadable) => match PageTable::open(self.pid) {
+                Err(error) if unknown(&error) != CopyError::Absent => {
+                    Err(CopyError::NoPageTable(error.raw_os_error().unwrap_or(libc::EIO)))
+                }
+                _ => Ok(()),
+            },
             Ok(_) => Err(CopyError::OtherProcess),
             Err(error) => Err(error),
         }
     }
 
     /// Checks that the memory still belongs to that process.
-    fn check(&self) -> Result<(), CopyError> {
+    fn check(&mut self) -> Result<(), CopyError> {
+        self.look([].into_iter(), true, PageUse::Read)?;
         let mut stamp = [0; STAMP_BYTES];
         let own = part(stamp.as_mut_ptr(), STAMP_BYTES);
         // SAFETY: `own` names our own array.
@@ -145,18 +160,45 @@ impl RemoteMemory {
         }
     }
 
-    /// Fills `to` from `address`. After an error the content of `to` is unspecified, but never from another
-    /// process.
+    /// Returns whether a read of these bytes would wait for no page.
+    ///
+    /// # Errors
+    /// [`CopyError::Absent`] if it might wait; see [`CopyError`] for the others.
+    pub fn is_present(&mut self, address: u64, len: usize) -> Result<(), CopyError> {
+        self.look([(address, len)].into_iter(), !self.is_known(), PageUse::Read)
+    }
+
+    /// Looks whether these parts of the memory, and the stamp if it is needed too, can be used without waiting.
+    fn look(
+        &mut self,
+        parts: impl Iterator<Item = (u64, usize)>,
+        with_stamp: bool,
+        use_: PageUse,
+    ) -> Result<(), CopyError> {
+        let stamp = with_stamp.then_some((self.stamp.address, STAMP_BYTES));
+        let found =
+            PageTable::look(&mut self.pages, self.pid, |pages| pages.has_all(parts.chain(stamp), use_));
+        match found {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(CopyError::Absent),
+            Err(error) if error.raw_os_error() == Some(libc::EFAULT) => Err(CopyError::Unreadable),
+            Err(error) => Err(unknown(&error)),
+        }
+    }
+
+    /// Fills `to` from `address`, if all pages are there. After an error the content of `to` is unspecified, but never
+    /// from another process.
     ///
     /// # Errors
     /// See [`CopyError`].
     pub fn read(&mut self, address: u64, to: &mut [u8]) -> Result<(), CopyError> {
+        self.is_present(address, to.len())?;
         // SAFETY: the bytes are borrowed exclusively for the call.
         unsafe { self.read_into(address, to.as_mut_ptr(), to.len()) }
     }
 
     /// Reads as [`RemoteMemory::read`] does, to `len` bytes that threads of this process may use concurrently:
-    /// no reference to them is made.
+    /// no reference to them is made. Waits for pages that are not there ([`RemoteMemory::is_present`]).
     ///
     /// # Errors
     /// See [`CopyError`].
@@ -196,6 +238,9 @@ impl RemoteMemory {
         let (remote, remotes) =
             array::<{ MOST_RUNS + 1 }>(runs.chain([remote(self.stamp.address, STAMP_BYTES)]));
         let unread = usize::from(self.is_known());
+        let wanted =
+            remote[..remotes - unread].iter().map(|part| (part.iov_base.addr() as u64, part.iov_len));
+        self.look(wanted, false, PageUse::Read)?;
         // SAFETY: the list guarantees that its pieces may be written; the buffer of the stamp is a local variable.
         let moved = unsafe { self.transfer(&local[..locals - unread], &remote[..remotes - unread]) };
         let verdict = self.verdict(moved, to.len(), stamp);
@@ -272,8 +317,14 @@ impl RemoteMemory {
         from: &[u8],
         is_alive: impl FnOnce() -> bool,
     ) -> Result<(), CopyError> {
+        self.look([(address, from.len())].into_iter(), false, PageUse::Write)?;
         if let Writer::Unopened = self.writer {
-            self.writer = self.open().map_or_else(Writer::Refused, Writer::Open);
+            self.writer = match self.open() {
+                Ok(file) => Writer::Open(file),
+                // Not final.
+                Err(CopyError::Absent) => return Err(CopyError::Absent),
+                Err(error) => Writer::Refused(error),
+            };
             if !is_alive() {
                 self.writer = Writer::Refused(CopyError::OtherProcess);
             }
@@ -287,7 +338,8 @@ impl RemoteMemory {
     }
 
     /// Opens the memory for writing, and checks the stamp in the opened file.
-    fn open(&self) -> Result<File, CopyError> {
+    fn open(&mut self) -> Result<File, CopyError> {
+        self.look([].into_iter(), true, PageUse::Read)?;
         let file = File::options()
             .read(true)
             .write(true)
@@ -303,8 +355,18 @@ impl RemoteMemory {
     }
 }
 
+/// Returns the error of a failed look at the page table. A shortage may pass.
+fn unknown(error: &io::Error) -> CopyError {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => CopyError::Absent,
+        Some(libc::ENOENT) => CopyError::Refused(libc::ESRCH),
+        errno => CopyError::NoPageTable(errno.unwrap_or(libc::EIO)),
+    }
+}
+
 fn refusal(error: &io::Error) -> CopyError {
     match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => CopyError::Absent,
         Some(libc::EFAULT | libc::EIO) => CopyError::Unreadable,
         errno => CopyError::Refused(errno.unwrap_or(libc::EIO)),
     }
@@ -315,6 +377,12 @@ impl CopyError {
     pub fn explain(self) -> String {
         match self {
             CopyError::Unreadable => "the peer's memory can't be read at the address that it sent".into(),
+            CopyError::Absent => "the peer's pages are not all in memory".into(),
+            CopyError::NoPageTable(errno) => format!(
+                "the kernel does not show which of the peer's pages are in memory (/proc/PID/pagemap: {}): mount \
+                 /proc, from a kernel with CONFIG_PROC_PAGE_MONITOR",
+                io::Error::from_raw_os_error(errno)
+            ),
             CopyError::OtherProcess => "the peer's process number belongs to another process".into(),
             CopyError::Refused(libc::EPERM) => {
                 "the kernel doesn't permit it (process_vm_readv: EPERM): run all as one user, and, when \
@@ -345,6 +413,8 @@ pub fn allow_any_reader() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::numa::page_size;
+    use crate::os::testing::{Pages, is_child, run_again, skipped, take_descriptors};
 
     fn ourselves(stamp: &u64) -> RemoteMemory {
         let stamp = IdentityStamp { address: std::ptr::from_ref(stamp) as u64, value: *stamp };
@@ -406,6 +476,63 @@ mod tests {
         let mut remote = RemoteMemory::new(std::process::id() as i32, stamp).unwrap();
         assert_eq!(remote.read(bytes.as_ptr() as u64, &mut [0; 5]), Err(CopyError::OtherProcess));
         assert_eq!(remote.check(), Err(CopyError::OtherProcess));
+    }
+
+    /// Returns what `copy` returns of a memory whose page in the middle never arrives; `None` if that takes long.
+    fn with_withheld_page(
+        copy: impl FnOnce(&mut RemoteMemory, &Pages) -> Result<(), CopyError> + Send + 'static,
+    ) -> Option<Result<(), CopyError>> {
+        let pages = Pages::private(64);
+        (0..64).filter(|page| *page != 40).for_each(|page| pages.touch(page));
+        let Some(withheld) = pages.withhold() else {
+            skipped("the kernel does not let this user withhold pages from it (userfaultfd)");
+            return Some(Err(CopyError::Absent));
+        };
+        let (say, hear) = std::sync::mpsc::channel();
+        let copier = std::thread::spawn(move || {
+            let stamp = 77u64;
+            let _ = say.send(copy(&mut ourselves(&stamp), &pages));
+        });
+        let result = hear.recv_timeout(std::time::Duration::from_secs(30)).ok();
+        // Ends the wait of a copy.
+        drop(withheld);
+        copier.join().unwrap();
+        result
+    }
+
+    #[test]
+    fn a_copy_does_not_wait_for_a_page_that_never_arrives() {
+        let read =
+            with_withheld_page(|memory, pages| memory.read(pages.address(0), &mut vec![0; pages.len()]));
+        assert_eq!(read, Some(Err(CopyError::Absent)));
+        let write = with_withheld_page(|memory, pages| {
+            // SAFETY: to our own pages, to which no reference exists.
+            unsafe { memory.write(pages.address(0), &vec![0; pages.len()], || true) }
+        });
+        assert_eq!(write, Some(Err(CopyError::Absent)));
+        let present = with_withheld_page(|memory, pages| {
+            memory.read(pages.address(1), &mut vec![0; 39 * page_size()])?;
+            Err(CopyError::Absent)
+        });
+        assert_eq!(present, Some(Err(CopyError::Absent)));
+    }
+
+    #[test]
+    fn without_descriptors_nothing_is_copied_and_later_everything_is() {
+        if !is_child() {
+            run_again(
+                concat!(module_path!(), "::without_descriptors_nothing_is_copied_and_later_everything_is"),
+                || Ok(()),
+            );
+            return;
+        }
+        let (stamp, bytes) = (77u64, [1u8; 5]);
+        let (mut to, mut memory) = ([0; 5], ourselves(&stamp));
+        let taken = take_descriptors();
+        assert_eq!(memory.permitted(), Ok(()));
+        assert_eq!(memory.read(bytes.as_ptr() as u64, &mut to), Err(CopyError::Absent));
+        drop(taken);
+        assert_eq!(memory.read(bytes.as_ptr() as u64, &mut to), Ok(()));
     }
 
     #[test]

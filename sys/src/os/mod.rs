@@ -53,6 +53,7 @@ pub mod numa;
 mod origin;
 #[cfg(feature = "internals")]
 pub(crate) mod owner;
+mod pagemap;
 mod random;
 pub(crate) mod released;
 pub(crate) mod reserve;
@@ -77,6 +78,7 @@ pub(crate) use forked::close_in_children;
 pub use handoff::{Credentials, Departure, HandoffConnection, HandoffListener};
 pub use memory::{CopyError, IdentityStamp, RemoteMemory, allow_any_reader};
 pub(crate) use origin::ProcessOrigin;
+pub(crate) use pagemap::{PageTable, PageUse};
 pub(crate) use random::random;
 pub use segment::{Access, AttachLimits, HugePages, Segment, SegmentBacking, SegmentOptions};
 #[cfg(feature = "internals")]

@@ -2,12 +2,15 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr::{self, NonNull};
 use std::time::{Duration, Instant};
 
 use super::call::{checked, uninterrupted};
+use super::descriptor::own;
+use super::numa::page_size;
 
 const CHILD: &str = "NEMESIA_TEST_CHILD";
 
@@ -195,5 +198,82 @@ pub(crate) struct AddressesTaken {
 impl Drop for AddressesTaken {
     fn drop(&mut self) {
         set_limit(libc::RLIMIT_AS, self.before).unwrap();
+    }
+}
+
+/// Untouched pages, which are unmapped on drop.
+pub(crate) struct Pages {
+    base: NonNull<u8>,
+    count: usize,
+}
+
+impl Pages {
+    pub(crate) fn private(count: usize) -> Self {
+        Self::new(count, libc::MAP_PRIVATE)
+    }
+
+    pub(crate) fn shared(count: usize) -> Self {
+        Self::new(count, libc::MAP_SHARED)
+    }
+
+    fn new(count: usize, kind: i32) -> Self {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let len = count * page_size();
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, access, kind | libc::MAP_ANONYMOUS, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED);
+        // SAFETY: our own mapping. An old kernel without huge pages refuses it.
+        unsafe { libc::madvise(base, len, libc::MADV_NOHUGEPAGE) };
+        Self { base: NonNull::new(base.cast()).unwrap(), count }
+    }
+
+    /// Returns the address of a page.
+    pub(crate) fn address(&self, page: usize) -> u64 {
+        self.at(page).addr().get() as u64
+    }
+
+    pub(crate) fn at(&self, page: usize) -> NonNull<u8> {
+        assert!(page < self.count);
+        // SAFETY: inside the mapping.
+        unsafe { self.base.add(page * page_size()) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count * page_size()
+    }
+
+    /// Writes to a page, so that it is there.
+    pub(crate) fn touch(&self, page: usize) {
+        // SAFETY: our own mapping, to which no reference exists.
+        unsafe { self.at(page).write_volatile(1) };
+    }
+
+    /// Keeps the pages that are not there from everybody who touches them, until the result is dropped. `None` if the
+    /// kernel does not permit it.
+    pub(crate) fn withhold(&self) -> Option<OwnedFd> {
+        // <linux/userfaultfd.h>: API, and register with the mode of missing pages.
+        const API: libc::Ioctl = libc::_IOWR::<[u64; 3]>(0xaa, 0x3f);
+        const REGISTER: libc::Ioctl = libc::_IOWR::<[u64; 4]>(0xaa, 0x00);
+        // SAFETY: the call takes flags only.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+        // SAFETY: a new descriptor, given to us alone; the kernel's numbers fit.
+        let fd = unsafe { own(fd as i32) }.ok()?;
+        let mut api = [0xaa, 0, 0_u64];
+        // SAFETY: the kernel writes to the array, which has the size that the request names.
+        checked(unsafe { libc::ioctl(fd.as_raw_fd(), API, api.as_mut_ptr()) }).ok()?;
+        let mut range = [self.address(0), self.len() as u64, 1, 0];
+        // SAFETY: as above.
+        checked(unsafe { libc::ioctl(fd.as_raw_fd(), REGISTER, range.as_mut_ptr()) }).ok()?;
+        Some(fd)
+    }
+}
+
+// SAFETY: the mapping belongs to no thread.
+unsafe impl Send for Pages {}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, which nobody uses any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len()) };
     }
 }

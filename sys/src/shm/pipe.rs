@@ -11,6 +11,8 @@
 //! untrusted input, and its positions are checked. With copies by the kernel, a process reads a payload at the
 //! address that the peer sent: an address in the *peer's* memory, which the kernel checks against the peer.
 //! Before a process takes such memory back, it disconnects; the reader then discards bytes that it read later.
+//! The kernel would make the reader wait for pages that are not there, so their owner writes them into the ring
+//! instead.
 //! Only processes of one user connect. Such processes can read each other's memory without this library,
 //! whatever the keys: keys protect against mistakes there, not against attackers.
 //!
@@ -39,8 +41,8 @@ use nemesia_core::sync::{FenceMode, PayloadMut, Word64};
 
 pub use crate::os::allow_any_reader;
 use crate::os::{
-    self, Access, HandoffConnection, HandoffListener, IdentityStamp, RemoteMemory, Segment, SegmentOptions,
-    ShmError, Watch,
+    self, Access, HandoffConnection, HandoffListener, IdentityStamp, PageTable, PageUse, RemoteMemory,
+    Segment, SegmentOptions, ShmError, Watch,
 };
 pub use crate::placement::{Options, PlacementPort};
 use crate::placement::{PolledStream, StreamSource, count_call, open, transferred};
@@ -121,6 +123,8 @@ pub struct Pipe {
     stamp: IdentityStamp,
     copying: Copying,
     memory: Option<RemoteMemory>,
+    /// The page table of this process, if it is open.
+    own_pages: Option<PageTable>,
     /// The peer is gone, or the connection has ended.
     ended: bool,
     finished: bool,
@@ -152,6 +156,7 @@ impl Pipe {
             stamp,
             copying,
             memory: None,
+            own_pages: None,
             ended: false,
             finished: false,
             is_blocked: false,
@@ -392,6 +397,13 @@ unsafe impl ByteStream for Pipe {
             self.copying = Copying::Rings;
         }
         can
+    }
+
+    fn may_lend(&mut self, address: u64, len: u32) -> bool {
+        PageTable::look(&mut self.own_pages, std::process::id() as i32, |pages| {
+            pages.has_all(std::iter::once((address, len as usize)), PageUse::Read)
+        })
+        .unwrap_or(false)
     }
 
     fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> bool {

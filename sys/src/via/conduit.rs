@@ -96,10 +96,39 @@ pub(super) struct Conduit<'a> {
     pub(super) link: &'a mut Link,
     pub(super) memory: &'a Memory,
     pub(super) attributes: nemesia_core::via::ViAttributes,
+    /// User memory of the other process that was just found to be there.
+    present: Option<ViaSegment>,
 }
 
-impl Conduit<'_> {
-    /// Reads user memory of the other process through the kernel, if that is possible.
+impl<'a> Conduit<'a> {
+    pub(super) const fn new(
+        link: &'a mut Link,
+        memory: &'a Memory,
+        attributes: nemesia_core::via::ViAttributes,
+    ) -> Self {
+        Self { link, memory, attributes, present: None }
+    }
+
+    /// Returns whether user memory of the other process can be read through the kernel now. The kernel would wait for
+    /// pages that are not there, so the other process copies those.
+    #[inline(never)]
+    fn finds_present(&mut self, segment: ViaSegment) -> bool {
+        let Some(memory) = &mut self.link.memory else { return false };
+        let is_present = memory.is_present(segment.address, segment.length as usize).is_ok();
+        self.present = is_present.then_some(segment);
+        is_present
+    }
+
+    /// Returns whether these bytes lie in memory that [`Conduit::finds_present`] has found.
+    fn is_present(&self, from: ViaSegment) -> bool {
+        self.present.is_some_and(|present| {
+            let at = from.address.checked_sub(present.address);
+            let end = at.and_then(|at| at.checked_add(from.length.into()));
+            present.handle == from.handle && end.is_some_and(|end| end <= present.length.into())
+        })
+    }
+
+    /// Reads user memory of the other process through the kernel.
     fn read_through_kernel(&mut self, from: ViaSegment, to: NonNull<u8>) -> bool {
         let Some(memory) = &mut self.link.memory else { return false };
         // SAFETY: the range is registered memory of the program, which keeps it mapped and permits to write it.
@@ -115,7 +144,6 @@ impl ViaCarrier for Conduit<'_> {
 
     #[inline(always)]
     fn remote(&mut self, segment: ViaSegment, purpose: RemoteUse) -> RemoteMemoryKind {
-        let can_read = self.link.memory.is_some();
         let Some(import) = self.link.import_of(segment.handle) else { return RemoteMemoryKind::Refused };
         let is_permitted = match purpose {
             RemoteUse::Receive => true,
@@ -125,11 +153,11 @@ impl ViaCarrier for Conduit<'_> {
         if !is_permitted || import.offset(segment).is_none() {
             return RemoteMemoryKind::Refused;
         }
-        match import.is_shadow {
-            true if !(purpose == RemoteUse::Read && import.is_readable && can_read) => {
-                RemoteMemoryKind::Shadow
-            }
-            _ => RemoteMemoryKind::Direct,
+        let is_readable = purpose == RemoteUse::Read && import.is_readable;
+        if import.is_shadow && !(is_readable && self.finds_present(segment)) {
+            RemoteMemoryKind::Shadow
+        } else {
+            RemoteMemoryKind::Direct
         }
     }
 
@@ -148,10 +176,10 @@ impl ViaCarrier for Conduit<'_> {
 
     fn read(&mut self, from: ViaSegment, to: ViaSegment) -> bool {
         let Some(target) = self.memory.checked_place(to) else { return false };
-        let can_read = self.link.memory.is_some();
+        let is_present = self.is_present(from);
         let Some(import) = self.link.import_of(from.handle) else { return false };
         let Some(offset) = import.offset(from) else { return false };
-        if import.is_shadow && import.is_readable && can_read {
+        if import.is_shadow && is_present {
             return self.read_through_kernel(from, target);
         }
         // SAFETY: the segment is mapped, and no reference to its bytes exists.

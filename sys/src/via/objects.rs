@@ -141,7 +141,7 @@ impl ViObject {
             }
             if let Some((code, word)) = link.next_message() {
                 let record = ViaRecord::decode_message(code, word, &[]);
-                let mut conduit = Conduit { link, memory, attributes };
+                let mut conduit = Conduit::new(link, memory, attributes);
                 if record.is_none_or(|record| self.model.arrive(record, &mut conduit).is_err()) {
                     link.is_cut = true;
                     return;
@@ -154,7 +154,7 @@ impl ViObject {
                     let bytes = bytes.get(..read.len).unwrap_or_default();
                     let record = ViaRecord::decode(read.code, read.word, bytes);
                     link.peer_waits |= matches!(record, Some(ViaRecord::Starved { .. }));
-                    let mut conduit = Conduit { link, memory, attributes };
+                    let mut conduit = Conduit::new(link, memory, attributes);
                     record.is_none_or(|record| self.model.arrive(record, &mut conduit).is_err())
                 }
                 Err(()) => true,
@@ -194,7 +194,7 @@ impl ViObject {
         }
         let attributes = self.model.attributes;
         let is_sent =
-            self.model.send_single(of, descriptor, segment, &mut Conduit { link, memory, attributes });
+            self.model.send_single(of, descriptor, segment, &mut Conduit::new(link, memory, attributes));
         link.wake();
         is_sent
     }
@@ -204,7 +204,7 @@ impl ViObject {
     pub(super) fn refill(&mut self, memory: &Memory) {
         let Some(link) = &mut self.link else { return };
         let attributes = self.model.attributes;
-        self.model.refill(&mut Conduit { link, memory, attributes });
+        self.model.refill(&mut Conduit::new(link, memory, attributes));
         link.wake();
     }
 

@@ -153,7 +153,7 @@ impl ViaState {
         } else if let Some(link) = &mut object.link {
             link.send_changes();
             let attributes = object.model.attributes;
-            object.model.pump(&mut Conduit { link, memory: &self.memory, attributes });
+            object.model.pump(&mut Conduit::new(link, &self.memory, attributes));
             link.wake();
             self.must_poke |= std::mem::take(&mut link.has_taken_wake);
             is_cut = link.is_cut;

@@ -11,6 +11,8 @@ use nemesia_core::via::vi::ViQueue;
 use nemesia_core::via::{ViAttributes, ViState, ViaError, ViaMemAttributes};
 
 use super::{Callback, Provider};
+use crate::os::numa::page_size;
+use crate::os::testing::Pages;
 
 /// Messages of each direction. Tests are slow under ThreadSanitizer.
 const MESSAGES: u64 = if cfg!(nemesia_race) { 60 } else { 400 };
@@ -270,5 +272,65 @@ fn done_returns_while_other_threads_wait_for_the_same_queue() {
     for vi in vis {
         provider.disconnect(vi).unwrap();
     }
+    provider.close_nic(nic).unwrap();
+}
+
+#[test]
+fn an_rdma_read_does_not_wait_for_pages_that_the_other_process_does_not_have() {
+    const COUNT: usize = 32;
+    let provider = Provider::get().unwrap();
+    let nic = provider.open_nic(b"withheld").unwrap();
+    let ptag = provider.create_ptag(nic).unwrap();
+    let region = TestRegion::new(provider, nic, ptag, true);
+    let vis = [(); 2].map(|()| provider.create_vi(nic, attributes(ptag), [None; 2]).unwrap());
+    connect(provider, vis);
+    // Not unmapped if the test fails, because the memory is registered.
+    let pages = std::mem::ManuallyDrop::new(Pages::private(COUNT));
+    let memory = ViaMemAttributes { ptag, rdma_write: false, rdma_read: true };
+    // SAFETY: the pages stay mapped until they were deregistered.
+    let source = unsafe { provider.register(nic, pages.at(0).as_ptr(), pages.len() as u64, memory) }.unwrap();
+    (0..COUNT / 2).for_each(|page| pages.touch(page));
+    let base = pages.address(0);
+    let post = move |page: usize| {
+        let at = region.describe(page as u64);
+        let from = base + (page * page_size()) as u64;
+        let local = [at as u64 + 128, u64::from(region.handle) | u64::from(MESSAGE_BYTES) << 32];
+        // SAFETY: within the place, whose descriptor is not posted: an RDMA read with a remote and a local segment.
+        unsafe {
+            at.add(12).cast::<[u16; 2]>().write([2, 2]);
+            at.add(32).cast::<[u64; 2]>().write([from, u64::from(source)]);
+            at.add(48).cast::<[u64; 2]>().write(local);
+            at.add(128).write(7);
+        }
+        provider.post(vis[0], ViQueue::Send, at, region.handle).unwrap();
+    };
+    let end = |first: u64| {
+        let ended = provider.wait(vis[0], ViQueue::Send, LIMIT).unwrap();
+        assert!(!ended.has_failed);
+        let bytes = std::ptr::with_exposed_provenance::<[u8; 2]>(ended.address as usize + 128);
+        // SAFETY: within the place of a descriptor that has ended.
+        assert_eq!(unsafe { bytes.read() }, [first as u8, 0]);
+    };
+    post(3);
+    end(1);
+    let Some(withheld) = pages.withhold() else {
+        crate::os::testing::skipped("the kernel does not let this user withhold pages from it (userfaultfd)");
+        return;
+    };
+    let (say, hear) = std::sync::mpsc::channel();
+    let reader = thread::spawn(move || {
+        post(COUNT / 2);
+        say.send(()).unwrap();
+    });
+    let posted = hear.recv_timeout(std::time::Duration::from_secs(30));
+    // From now on the pages are zeroed when they are touched.
+    drop(withheld);
+    reader.join().unwrap();
+    assert!(posted.is_ok(), "the call waited for a page of the other side");
+    end(0);
+    for vi in vis {
+        provider.disconnect(vi).unwrap();
+    }
+    provider.deregister(nic, pages.at(0).as_ptr(), source, false).unwrap();
     provider.close_nic(nic).unwrap();
 }

@@ -10,7 +10,7 @@ use super::{ByteStream, PlacementStorage, StreamResult};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::GatherList;
-use crate::port::memory::{ConnectionState, LostError, WorkError};
+use crate::port::memory::{ConnectionState, LostError, Slice, WorkError};
 use crate::wire::placement::{FRAME_BYTES, Frame, MOST_ASKED, MOST_FRAME_BYTES, MOST_REPLIES, Reason};
 
 /// Payloads up to this length are copied, and go out with their frame and with others.
@@ -195,14 +195,14 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
         match self.replies.pop_front() {
             None => return Ok(false),
             Some(PlacementReply::Value { old }) => self.stage_frame(&Frame::ValueReply { old }),
-            Some(PlacementReply::Bytes { from, .. })
-                if self.lends(from.len) && self.lent.len() < MOST_REPLIES =>
-            {
-                let Some(source) = regions.address(from) else { return Err(LinkEnd::refuse(Reason::Access)) };
-                self.stage_frame(&Frame::ReadFrom { len: from.len, source });
-                let _ = self.lent.push_back(from.region);
-            }
             Some(PlacementReply::Bytes { from, operation }) => {
+                if self.lent.len() < MOST_REPLIES
+                    && let Some(source) = self.lent_source(regions, from, from.len)
+                {
+                    self.stage_frame(&Frame::ReadFrom { len: from.len, source });
+                    let _ = self.lent.push_back(from.region);
+                    return Ok(true);
+                }
                 self.stage_frame(&Frame::ReadReply { len: from.len });
                 if !self.fill_bytes(regions, PlacementParts::new(&[from]), from.len, None) {
                     // It was deregistered after the request. Nothing of this frame has gone out.
@@ -249,8 +249,8 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
             return Ok(false);
         }
         let source = match posted.local {
-            WorkBytes::Parts(parts) if self.lends(posted.len) => {
-                parts.single().and_then(|it| regions.address(it))
+            WorkBytes::Parts(parts) => {
+                parts.single().and_then(|it| self.lent_source(regions, it, posted.len))
             }
             _ => None,
         };
@@ -294,6 +294,12 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
     /// Returns whether the peer should read a payload of this length from its place.
     pub(super) const fn lends(&self, len: u32) -> bool {
         self.peer_pulls && len >= LENT
+    }
+
+    /// Returns the address from which the peer should read a payload; `None` if the payload goes into the stream.
+    fn lent_source(&mut self, regions: &PlacementRegions<P>, from: Slice, len: u32) -> Option<u64> {
+        let source = if self.lends(len) { regions.address(from)? } else { return None };
+        self.stream.as_mut()?.may_lend(source, len).then_some(source)
     }
 
     /// Returns whether a work request may go out now. Requests room if that is missing.

@@ -87,6 +87,13 @@ pub unsafe trait ByteStream {
         false
     }
 
+    /// Returns whether the peer should read these bytes of this process from their place: they are in memory, so
+    /// that it waits for nothing. Otherwise they are written to the stream.
+    fn may_lend(&mut self, address: u64, len: u32) -> bool {
+        let _ = (address, len);
+        true
+    }
+
     /// Copies from the peer's memory. Returns false if that failed, or if the peer may have revoked it
     /// meanwhile ([`ByteStream::withdraw`]); the copied bytes are then arbitrary.
     fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> bool {

@@ -190,6 +190,18 @@ fn a_peer_that_sends_arbitrary_bytes_fails_only_itself() {
 }
 
 #[test]
+fn a_peer_reads_no_pages_that_their_owner_does_not_have() {
+    let mut victim = Victim::new();
+    let mut pipes =
+        Pipes { listener: HandoffListener::bind().unwrap(), stamp: Box::new(99), copying: Copying::Kernel };
+    let (mut pipe, _) = enemy(&mut victim, &mut pipes);
+    let (pages, page) = (os::testing::Pages::private(20), os::numa::page_size() as u32);
+    (0..19).for_each(|at| pages.touch(at));
+    assert!(pipe.may_lend(pages.address(0), 19 * page));
+    assert!(!pipe.may_lend(pages.address(0), 19 * page + 1));
+}
+
+#[test]
 fn a_first_packet_of_another_kind_ends_the_stream() {
     let mut victim = Victim::new();
     for bytes in [b"x".as_slice(), &[0; HELLO_BYTES], &[7; 31], &[7; 33]] {
