@@ -144,7 +144,10 @@ impl ViaCarrier for Conduit<'_> {
 
     #[inline(always)]
     fn remote(&mut self, segment: ViaSegment, purpose: RemoteUse) -> RemoteMemoryKind {
-        let Some(import) = self.link.import_of(segment.handle) else { return RemoteMemoryKind::Refused };
+        let Some(import) = self.link.import_of(segment.handle) else {
+            // What a shortage of this process keeps out comes later.
+            return if self.link.is_short { RemoteMemoryKind::Unknown } else { RemoteMemoryKind::Refused };
+        };
         let is_permitted = match purpose {
             RemoteUse::Receive => true,
             RemoteUse::Write => import.rights().write,

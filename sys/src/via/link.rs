@@ -125,6 +125,10 @@ pub(super) struct Link {
     pub(super) peer_waits: bool,
     /// Whether a thread of the program has read a wake-up that was meant for the service thread.
     pub(super) has_taken_wake: bool,
+    /// A region that could not be mapped for a shortage of this process.
+    unmapped: Option<([u8; REGION_BYTES], ForeignFd)>,
+    /// Whether a shortage of this process keeps packets from being read.
+    pub(super) is_short: bool,
     /// Whether the connection is over.
     pub(super) is_cut: bool,
 }
@@ -162,6 +166,8 @@ impl Link {
             wakes: (false, false),
             peer_waits: false,
             has_taken_wake: false,
+            unmapped: None,
+            is_short: false,
             is_cut: false,
         })
     }
@@ -264,25 +270,36 @@ impl Link {
     pub(super) fn read_packets(&mut self) -> bool {
         let mut is_woken = false;
         for _ in 0..MOST_PACKETS {
-            let mut bytes = [0; REGION_BYTES];
-            match self.connection.recv(&mut bytes, 1, Instant::now()) {
-                Ok((len, fds)) if HandoffConnection::is_wake(&bytes[..len]) && fds.is_empty() => {
-                    is_woken = true;
+            match self.read_packet() {
+                Ok(is_wake) => is_woken |= is_wake,
+                Err(ShmError::TimedOut { .. }) => {
+                    self.is_short = false;
+                    break;
                 }
-                Ok((len, fds)) => {
-                    if self.import(&bytes[..len], fds).is_none() {
-                        self.is_cut = true;
-                        return is_woken;
-                    }
-                }
-                Err(ShmError::TimedOut { .. }) => return is_woken,
-                Err(_) => {
-                    self.is_cut = true;
-                    return is_woken;
+                Err(error) => {
+                    self.is_short = error.is_shortage();
+                    self.is_cut |= !self.is_short;
+                    break;
                 }
             }
         }
         is_woken
+    }
+
+    /// Reads a packet. After a shortage of this process the next call reads it again.
+    fn read_packet(&mut self) -> Result<bool, ShmError> {
+        if let Some((packet, fd)) = self.unmapped.take() {
+            return self.import(packet, fd).map(|()| false);
+        }
+        let mut packet = [0; REGION_BYTES];
+        let (len, fds) = self.connection.recv(&mut packet, 1, Instant::now())?;
+        if HandoffConnection::is_wake(&packet[..len]) && fds.is_empty() {
+            return Ok(true);
+        }
+        match <[_; 1]>::try_from(fds) {
+            Ok([fd]) if len == REGION_BYTES => self.import(packet, fd).map(|()| false),
+            _ => Err(not_a_region()),
+        }
     }
 
     /// Returns a descriptor that becomes readable when the other process ends, if the kernel has one.
@@ -295,21 +312,26 @@ impl Link {
         self.is_cut |= self.pidfd().is_some_and(Watch::has_ended);
     }
 
-    /// Maps a region that the other process lends.
-    fn import(&mut self, bytes: &[u8], fds: Vec<ForeignFd>) -> Option<()> {
-        let (handle, region, (is_shadow, is_readable)) = decode_region(bytes)?;
-        let [fd] = <[_; 1]>::try_from(fds).ok()?;
-        let least = usize::try_from(region.len).ok()?;
-        let segment = Segment::attach(fd, Access::ReadWrite, least..=least.checked_add(1 << 31)?).ok()?;
+    /// Maps a region that the other process lends. What a shortage of this process prevents is kept for later.
+    fn import(&mut self, packet: [u8; REGION_BYTES], fd: ForeignFd) -> Result<(), ShmError> {
+        let (handle, region, (is_shadow, is_readable)) = decode_region(&packet).ok_or_else(not_a_region)?;
+        let least = usize::try_from(region.len).map_err(|_| not_a_region())?;
+        let most = least.checked_add(1 << 31).ok_or_else(not_a_region)?;
         let index = index_of(handle);
         if index >= MOST_IMPORTS {
-            return None;
+            return Err(not_a_region());
         }
+        let copy = fd.try_clone().map_err(|errno| ShmError::system("copying a region's descriptor", errno));
+        let attached = copy.and_then(|copy| Segment::attach(copy, Access::ReadWrite, least..=most));
+        if attached.as_ref().is_err_and(ShmError::is_shortage) {
+            self.unmapped = Some((packet, fd));
+        }
+        let segment = attached?;
         if index >= self.imports.len() {
             self.imports.resize_with(index + 1, || None);
         }
         self.imports[index] = Some(Import { handle, region, is_shadow, is_readable, segment });
-        Some(())
+        Ok(())
     }
 
     /// Returns a region of the other process. Reads the packets if it is not known yet.
@@ -402,6 +424,10 @@ impl Link {
     pub(super) fn has_changes(&self) -> bool {
         !self.changes.is_empty()
     }
+}
+
+fn not_a_region() -> ShmError {
+    ShmError::Untrustworthy("the packet describes no region".into())
 }
 
 /// Returns whether the other library must act on a record while its program does something else.

@@ -9,6 +9,8 @@ use super::provider::Shared;
 
 /// The longest sleep, in milliseconds.
 const LONGEST_SLEEP: i32 = 1000;
+/// The sleep while packets cannot be read for a shortage of this process: their sockets stay readable.
+const SHORT_SLEEP: i32 = 100;
 
 /// The service thread: executes what other processes need, and notices their ends.
 pub(super) fn serve(shared: &Shared) {
@@ -23,7 +25,11 @@ pub(super) fn serve(shared: &Shared) {
             state.drive_all();
             for vi in state.connected.clone() {
                 if let Some(link) = state.vis.get(vi).and_then(|object| object.link.as_ref()) {
-                    fds.push(poll_entry(link.connection.as_fd().as_raw_fd()));
+                    if link.is_short {
+                        limit = SHORT_SLEEP;
+                    } else {
+                        fds.push(poll_entry(link.connection.as_fd().as_raw_fd()));
+                    }
                     if let Some(pidfd) = link.pidfd() {
                         processes.push((fds.len(), vi));
                         fds.push(poll_entry(pidfd.as_raw_fd()));

@@ -12,7 +12,7 @@ use nemesia_core::via::{ViAttributes, ViState, ViaError, ViaMemAttributes};
 
 use super::{Callback, Provider};
 use crate::os::numa::page_size;
-use crate::os::testing::Pages;
+use crate::os::testing::{self, Pages};
 
 /// Messages of each direction. Tests are slow under ThreadSanitizer.
 const MESSAGES: u64 = if cfg!(nemesia_race) { 60 } else { 400 };
@@ -314,7 +314,7 @@ fn an_rdma_read_does_not_wait_for_pages_that_the_other_process_does_not_have() {
     post(3);
     end(1);
     let Some(withheld) = pages.withhold() else {
-        crate::os::testing::skipped("the kernel does not let this user withhold pages from it (userfaultfd)");
+        testing::skipped("the kernel does not let this user withhold pages from it (userfaultfd)");
         return;
     };
     let (say, hear) = std::sync::mpsc::channel();
@@ -332,5 +332,48 @@ fn an_rdma_read_does_not_wait_for_pages_that_the_other_process_does_not_have() {
         provider.disconnect(vi).unwrap();
     }
     provider.deregister(nic, pages.at(0).as_ptr(), source, false).unwrap();
+    provider.close_nic(nic).unwrap();
+}
+
+#[test]
+fn a_lack_of_descriptors_delays_a_message_and_does_not_end_the_connection() {
+    const NAME: &str =
+        concat!(module_path!(), "::a_lack_of_descriptors_delays_a_message_and_does_not_end_the_connection");
+    if !testing::is_child() {
+        return testing::run_again(NAME, || Ok(()));
+    }
+    let provider = Provider::get().unwrap();
+    let nic = provider.open_nic(b"shortage").unwrap();
+    let ptag = provider.create_ptag(nic).unwrap();
+    let region = TestRegion::new(provider, nic, ptag, true);
+    let vis = [(); 2].map(|()| provider.create_vi(nic, attributes(ptag), [None; 2]).unwrap());
+    connect(provider, vis);
+    let post = |region: TestRegion, number: u64| {
+        let (receive, send) = (region.describe(1), region.describe(0));
+        provider.post(vis[1], ViQueue::Receive, receive, region.handle).unwrap();
+        TestRegion::fill(send, number);
+        provider.post(vis[0], ViQueue::Send, send, region.handle).unwrap();
+    };
+    let arrives = |number: u64| {
+        assert!(!provider.wait(vis[0], ViQueue::Send, LIMIT).unwrap().has_failed);
+        let received = provider.wait(vis[1], ViQueue::Receive, LIMIT).unwrap();
+        assert!(!received.has_failed && TestRegion::holds(received.address, number));
+    };
+    post(region, 4);
+    arrives(4);
+    let mut taken = testing::take_descriptors();
+    // The region gets the last descriptor. It is lent at once, and cannot be received at the other end.
+    taken.pop();
+    post(TestRegion::new(provider, nic, ptag, true), 5);
+    for _ in 0..100 {
+        let ended = provider.done(vis[0], ViQueue::Send).map(|ended| ended.has_failed);
+        assert_eq!(ended, Err(ViaError::NotDone));
+        thread::yield_now();
+    }
+    drop(taken);
+    arrives(5);
+    for vi in vis {
+        provider.disconnect(vi).unwrap();
+    }
     provider.close_nic(nic).unwrap();
 }

@@ -166,12 +166,19 @@ impl<E: BorrowMut<[WorkEntry]>, S: BorrowMut<[ViaSegment]>> Vi<E, S> {
         if room < entry.total {
             return self.refuse_message(entry, STATUS_LENGTH, carrier);
         }
-        let mut used = prefix(scatter.clone(), entry.total);
-        if used.any(|segment| carrier.remote(segment, RemoteUse::Receive) == RemoteMemoryKind::Refused) {
-            drop(used);
+        let kinds =
+            prefix(scatter.clone(), entry.total).map(|segment| carrier.remote(segment, RemoteUse::Receive));
+        let (mut is_refused, mut is_unknown) = (false, false);
+        for kind in kinds {
+            is_refused |= kind == RemoteMemoryKind::Refused;
+            is_unknown |= kind == RemoteMemoryKind::Unknown;
+        }
+        if is_refused {
             return self.refuse_message(entry, STATUS_PROTECTION, carrier);
         }
-        drop(used);
+        if is_unknown {
+            return Start::Wait;
+        }
         if let Some(broken) = write_all(&self.send, entry, scatter, carrier) {
             return broken;
         }
