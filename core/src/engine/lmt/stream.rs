@@ -132,10 +132,8 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
 
 /// Returns the bytes of the next packet of a stream that has come to byte `next` of `end`.
 fn packet_len<P: Port>(port: &P, next: u64, end: u64) -> usize {
-    {
-        let left = end.saturating_sub(next);
-        port.packet_bytes().min(piece(left)).min(left as usize)
-    }
+    let left = end.saturating_sub(next);
+    port.packet_bytes().min(piece(left)).min(left as usize)
 }
 
 /// Sends one packet of a message. The packet holds the bytes from `at` on; its envelope gives their number.

@@ -160,6 +160,10 @@ where
         if wanted.is_none() && len >= pace::LEAST {
             return self.fill_measured(peer, cell, len, fill);
         }
+        if len >= pace::LEAST {
+            // What its receiver reports is not about the stores of an earlier filling.
+            self.pool.set_measured(cell, MeasuredFill::NONE.to_bits());
+        }
         let how = self.copy_policies.fill(peer, wanted, len, received, || self.host.ticks());
         let filled = fill(&self.pool, cell, self.write_prefetch.writing(how, cell, len));
         debug_assert!(filled, "the size was checked");
