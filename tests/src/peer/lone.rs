@@ -29,7 +29,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 
 use nemesia::{Arm, Config, Endpoint, Error, PeerStage, Source, Tag};
 
-use super::{Fault, Outcome, broken, tell};
+use super::{Fault, Outcome, broken, descriptors, tell};
 use crate::content::Random;
 use crate::leftovers::OUTPUT;
 use asking::Question;
@@ -221,8 +221,7 @@ fn held() -> Outcome<[usize; 4]> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let [own, links, inboxes] = ["nemesia-own", "nemesia-link", "nemesia-inbox"]
         .map(|name| maps.lines().filter(|line| line.contains(name)).count());
-    let targets = std::fs::read_dir("/proc/self/fd")?.map_while(Result::ok);
-    let targets: Vec<_> = targets.map(|entry| std::fs::read_link(entry.path()).unwrap_or_default()).collect();
+    let (targets, _) = descriptors()?;
     let own_inboxes = targets.iter().filter(|it| it.to_string_lossy().contains("nemesia-inbox")).count();
     Ok([targets.len() - own_inboxes, own, links, inboxes - own_inboxes])
 }

@@ -10,7 +10,7 @@ use nemesia::internals::os::{HandoffConnection, Segment, SegmentOptions};
 use nemesia::{Access, Config, Endpoint, Error, Failure, KEY_BYTES, Refusal, Region, RemoteKey, Source, Tag};
 
 use super::impostor::VERSION;
-use super::{Arena, Fault, Outcome, broken, ensure, open, tell};
+use super::{Arena, Fault, Outcome, broken, descriptors, ensure, open, tell};
 use crate::content::{difference, filled, seed_of};
 
 /// Sizes for a fastbox, a cell, an announced message, and a sender-assisted copy.
@@ -76,7 +76,11 @@ impl RestartPlace {
         tolerate(hello, self.mortal)?;
         let maps = std::fs::read_to_string("/proc/self/maps")?;
         let maps = maps.lines().filter(|line| line.contains("memfd:")).count();
-        let fds = std::fs::read_dir("/proc/self/fd")?.count();
+        let (fds, page_tables) = descriptors()?;
+        let fds = fds.len();
+        // Those of dead processes are closed.
+        let most = self.endpoint.size() - 1;
+        ensure(page_tables <= most, || format!("{page_tables} page tables are open, of {most} peers"))?;
         tell(&format!("generation {}: {fds} descriptors, {maps} mappings", self.generation))
     }
 

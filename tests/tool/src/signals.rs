@@ -45,7 +45,8 @@ impl Caught {
     }
 }
 
-/// Stops this process as SIGTSTP does, until SIGCONT. A SIGCONT that is pending already comes first.
+/// Stops this process as SIGTSTP does, until SIGCONT. A SIGCONT that is pending already comes first. A further SIGTSTP
+/// that comes before this function returns stops this process only, and is not passed on.
 pub(crate) fn stop() -> io::Result<()> {
     let mut pending = set_of([]);
     // SAFETY: the set is ours.

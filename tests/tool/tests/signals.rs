@@ -168,6 +168,27 @@ fn signals_for_the_program_are_passed_on_and_the_job_goes_on() {
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
+/// Waits until a launcher that goes on hears SIGTSTP again, and has taken its SIGCONT: while it stops, SIGTSTP has its
+/// default effect, which concerns the launcher alone, and a new SIGTSTP makes the system forget a pending SIGCONT.
+fn await_hearing(launcher: i32) {
+    let deadline = Instant::now() + LONG;
+    let has = |status: &str, name, signal: i32| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let set = line.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+        set.map(|set| set >> (signal - 1) & 1 != 0)
+    };
+    loop {
+        let status = std::fs::read_to_string(format!("/proc/{launcher}/status")).unwrap_or_default();
+        // A process that waits for blocked signals shows them as not blocked: all of them, not SIGTSTP alone.
+        let [stop, other] = [libc::SIGTSTP, libc::SIGUSR1].map(|signal| has(&status, "SigBlk:", signal));
+        if stop.is_some() && stop == other && has(&status, "ShdPnd:", libc::SIGCONT) == Some(false) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "the launcher does not hear SIGTSTP: {status}");
+        sleep(Duration::from_millis(1));
+    }
+}
+
 /// A terminal sends SIGTSTP to the whole process group, and a shell SIGCONT; a program sends them to one process.
 #[test]
 fn the_job_stops_and_goes_on_with_the_launcher() {
@@ -181,6 +202,7 @@ fn the_job_stops_and_goes_on_with_the_launcher() {
         send(libc::SIGTSTP);
         await_state(&all, |state| state == 'T', "SIGTSTP");
         send(libc::SIGCONT);
+        await_hearing(launcher);
         await_state(&all, |state| matches!(state, 'S' | 'R' | 'D'), "SIGCONT");
     }
     send(&child, libc::SIGTERM);
