@@ -181,6 +181,8 @@ fn map() -> Result<&'static mut [u8], String> {
 fn run(write: bool) -> Result<(), String> {
     let text = |error: Error| error.to_string();
     let memory = map()?;
+    // A message in pages that were never written is streamed.
+    memory.fill(0);
     let config = Config::from_env().map_err(|error| error.to_string())?;
     let mut endpoint = Endpoint::open(&config).map_err(text)?;
     if endpoint.rank() == 1 {
