@@ -146,7 +146,7 @@ impl<'a, R: BorrowMut<[CellRecord]>> CellPool<'a, R> {
     /// Returns the stores for a cell that is filled with `len` bytes now, where `wanted` are wanted: plain ones for
     /// pages and more, if some of these were never used. The first store to a page makes the kernel clear it, so all
     /// its lines are in this core's cache, and non-temporal stores would force each of them out: 20 KB took 25 us on a
-    /// Zen 3. The time of such a fill says nothing about later ones.
+    /// Zen 3. The time of such a fill differs from that of later ones.
     #[inline(always)]
     pub(super) fn stores(&mut self, cell: u32, len: usize, wanted: Option<Stores>) -> Option<Stores> {
         if len < PAGE {

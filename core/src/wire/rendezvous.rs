@@ -26,7 +26,7 @@
 //!
 //! If the bytes of a message follow unasked, its RTS has neither descriptor nor first bytes, and word 1 is 0.
 //! The sender has credit for the whole message, and sends its bytes in `Data` packets with the tag [`UNASKED`].
-//! Nobody answers. A sender begins such a message when all bytes of the one before have left.
+//! The receiver does not answer. A sender begins such a message when the last bytes of its former one have left.
 //!
 //! A request is a number that its owner checks when the number returns. A descriptor is used only by the port, which
 //! checks it.
@@ -221,6 +221,17 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl Rts {
+    /// Returns the RTS of a message of `total` bytes that peers cannot access, and which the receiver asks for.
+    pub const fn of(total: u64, sender: u64, immediate: Option<u64>) -> Self {
+        let descriptor = Descriptor::NONE;
+        Self { total, sender, descriptor, origin: 0, protocol_number: 0, immediate, is_unasked: false }
+    }
+
+    /// Returns the number of bytes that follow the RTS unasked.
+    pub const fn following(&self) -> usize {
+        if self.is_unasked { self.total as usize } else { 0 }
+    }
+
     /// Returns the bytes of the RTS without the first bytes of the message.
     pub const fn bytes(&self) -> usize {
         self.head_bytes() + self.descriptor.room()
@@ -305,15 +316,7 @@ mod tests {
 
     fn rts() -> Rts {
         let descriptor = Descriptor::of_address(0x1234_5678_9abc);
-        Rts {
-            total: 70,
-            sender: u64::MAX,
-            descriptor,
-            origin: 0,
-            protocol_number: 3,
-            immediate: None,
-            is_unasked: false,
-        }
+        Rts { descriptor, protocol_number: 3, ..Rts::of(70, u64::MAX, None) }
     }
 
     fn descriptors() -> [Descriptor; 4] {

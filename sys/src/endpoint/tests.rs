@@ -312,7 +312,7 @@ fn a_receive_does_not_wait_for_pages_that_its_sender_does_not_have() {
     };
     let len = pages.len();
     let sender = std::thread::spawn(move || {
-        // SAFETY: the pages outlive the request, and nobody writes to them.
+        // SAFETY: the pages outlive the request, and no thread writes to them.
         let send = unsafe { one.isend(0, 1, pages.at(0).as_ptr(), len) }.unwrap();
         // This thread waits for its own pages.
         one.wait(send).unwrap();

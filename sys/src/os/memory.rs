@@ -176,8 +176,7 @@ impl RemoteMemory {
         use_: PageUse,
     ) -> Result<(), CopyError> {
         let stamp = with_stamp.then_some((self.stamp.address, STAMP_BYTES));
-        let found =
-            PageTable::look(&mut self.pages, self.pid, |pages| pages.has_all(parts.chain(stamp), use_));
+        let found = PageTable::look(&mut self.pages, self.pid, parts.chain(stamp), use_);
         match found {
             Ok(true) => Ok(()),
             Ok(false) => Err(CopyError::Absent),

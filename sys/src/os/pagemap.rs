@@ -1,8 +1,8 @@
 //! Whether pages of another process are in memory, from `/proc/PID/pagemap`.
 //!
-//! The kernel makes whoever touches a page that is not there wait for it: for a FUSE or network file system, or for a
-//! process that provides the page itself (`userfaultfd(2)`). No signal but SIGKILL ends such a wait. The page table
-//! shows such pages without waiting for one, so that they are not touched.
+//! A thread that touches a page which is not in memory waits until the page is there. A FUSE or network file system, or
+//! a process that provides its pages itself (`userfaultfd(2)`), may never provide it. No signal but SIGKILL ends such a
+//! wait. The page table shows which pages are not there, without a wait.
 //!
 //! Linux 6.7 or later answers for a range in one call (`PAGEMAP_SCAN`: 1 to 1.4 us, and 3 ns a page). Older kernels
 //! return eight bytes for each page, which takes three times as long.
@@ -76,17 +76,18 @@ impl PageTable {
         Ok(Self { file, scans: true })
     }
 
-    /// Asks the page table of a process, which is opened if it is not open.
+    /// As [`PageTable::has_all`], for the page table of a process, which is opened if it is not open.
     ///
     /// # Errors
-    /// Those of [`PageTable::open`] and of the question.
-    pub(crate) fn look<T>(
+    /// Those of [`PageTable::open`] and of [`PageTable::has_all`].
+    pub(crate) fn look(
         kept: &mut Option<Self>,
         pid: i32,
-        ask: impl FnOnce(&mut Self) -> io::Result<T>,
-    ) -> io::Result<T> {
+        parts: impl Iterator<Item = (u64, usize)>,
+        use_: PageUse,
+    ) -> io::Result<bool> {
         let mut pages = kept.take().map_or_else(|| Self::open(pid), Ok)?;
-        let answer = ask(&mut pages);
+        let answer = pages.has_all(parts, use_);
         *kept = Some(pages).filter(Self::may_stay);
         answer
     }
@@ -102,11 +103,7 @@ impl PageTable {
     ///
     /// # Errors
     /// EFAULT: no process has memory there.
-    pub(crate) fn has_all(
-        &mut self,
-        parts: impl Iterator<Item = (u64, usize)>,
-        use_: PageUse,
-    ) -> io::Result<bool> {
+    fn has_all(&mut self, parts: impl Iterator<Item = (u64, usize)>, use_: PageUse) -> io::Result<bool> {
         let mut whole: Option<(u64, u64)> = None;
         for (address, len) in parts.filter(|(_, len)| *len > 0) {
             let (start, end) = pages_of(address, len).ok_or(io::Error::from_raw_os_error(libc::EFAULT))?;

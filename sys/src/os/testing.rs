@@ -273,7 +273,7 @@ unsafe impl Send for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which nobody uses any more.
+        // SAFETY: our own mapping, to which no reference is left.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len()) };
     }
 }

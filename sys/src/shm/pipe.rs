@@ -400,10 +400,8 @@ unsafe impl ByteStream for Pipe {
     }
 
     fn may_lend(&mut self, address: u64, len: u32) -> bool {
-        PageTable::look(&mut self.own_pages, std::process::id() as i32, |pages| {
-            pages.has_all(std::iter::once((address, len as usize)), PageUse::Read)
-        })
-        .unwrap_or(false)
+        let part = std::iter::once((address, len as usize));
+        PageTable::look(&mut self.own_pages, std::process::id() as i32, part, PageUse::Read).unwrap_or(false)
     }
 
     fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> bool {

@@ -105,6 +105,16 @@ fn connect(provider: Provider, vis: [u64; 2]) {
     }
 }
 
+/// Returns whether this process has a thread of this name. The one that calls a peer may still close its sockets when
+/// both sides are connected.
+fn has_thread(name: &str) -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    // A thread that ends meanwhile has no name.
+    tasks
+        .map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")))
+        .any(|comm| comm.is_ok_and(|comm| comm.trim_end() == name))
+}
+
 /// Sends messages from the first place of the region on, while the other side has receive descriptors for them.
 fn send(provider: Provider, vi: u64, region: TestRegion, received: &AtomicU64) {
     for number in 0..MESSAGES {
@@ -117,6 +127,17 @@ fn send(provider: Provider, vi: u64, region: TestRegion, received: &AtomicU64) {
         let ended = provider.wait(vi, ViQueue::Send, LIMIT).unwrap();
         assert!(ended.address == at as u64 && !ended.has_failed);
     }
+}
+
+/// Opens a device, and makes a protection tag.
+fn opened(name: &[u8]) -> (Provider, u64, u64) {
+    let provider = Provider::get().unwrap();
+    let nic = provider.open_nic(name).unwrap();
+    (provider, nic, provider.create_ptag(nic).unwrap())
+}
+
+fn pair(provider: Provider, nic: u64, ptag: u64) -> [u64; 2] {
+    [(); 2].map(|()| provider.create_vi(nic, attributes(ptag), [None; 2]).unwrap())
 }
 
 fn post_receives(provider: Provider, vi: u64, region: TestRegion) {
@@ -170,7 +191,7 @@ extern "C" fn count(context: *mut c_void, _: *mut c_void, _: *mut c_void, _: *mu
 fn reconnect(provider: Provider, nic: u64, ptag: u64, region: TestRegion) {
     let called = AtomicU64::new(0);
     for round in 0..ROUNDS.div_ceil(4) {
-        let vis = [(); 2].map(|()| provider.create_vi(nic, attributes(ptag), [None; 2]).unwrap());
+        let vis = pair(provider, nic, ptag);
         let receive = region.describe(10);
         provider.post(vis[1], ViQueue::Receive, receive, region.handle).unwrap();
         connect(provider, vis);
@@ -192,14 +213,12 @@ fn reconnect(provider: Provider, nic: u64, ptag: u64, region: TestRegion) {
 
 #[test]
 fn all_threads_may_call_and_each_message_arrives_whole_and_in_order() {
-    let provider = Provider::get().unwrap();
-    let nic = provider.open_nic(b"threads").unwrap();
-    let ptag = provider.create_ptag(nic).unwrap();
+    let (provider, nic, ptag) = opened(b"threads");
     for is_allocated in [true, false] {
         let region = || TestRegion::new(provider, nic, ptag, is_allocated);
         let (regions, other) = ([region(), region()], region());
         let queue = provider.create_queue(nic, 8).unwrap();
-        let vis = [(); 2].map(|()| provider.create_vi(nic, attributes(ptag), [None; 2]).unwrap());
+        let vis = pair(provider, nic, ptag);
         for (vi, region) in vis.into_iter().zip(regions) {
             post_receives(provider, vi, region);
         }
@@ -231,11 +250,9 @@ fn all_threads_may_call_and_each_message_arrives_whole_and_in_order() {
 
 #[test]
 fn done_returns_while_other_threads_wait_for_the_same_queue() {
-    let provider = Provider::get().unwrap();
-    let nic = provider.open_nic(b"waiting").unwrap();
-    let ptag = provider.create_ptag(nic).unwrap();
+    let (provider, nic, ptag) = opened(b"waiting");
     let region = TestRegion::new(provider, nic, ptag, true);
-    let vis = [(); 2].map(|()| provider.create_vi(nic, attributes(ptag), [None; 2]).unwrap());
+    let vis = pair(provider, nic, ptag);
     post_receives(provider, vis[1], region);
     connect(provider, vis);
     let waiting = AtomicU64::new(0);
@@ -278,11 +295,9 @@ fn done_returns_while_other_threads_wait_for_the_same_queue() {
 #[test]
 fn an_rdma_read_does_not_wait_for_pages_that_the_other_process_does_not_have() {
     const COUNT: usize = 32;
-    let provider = Provider::get().unwrap();
-    let nic = provider.open_nic(b"withheld").unwrap();
-    let ptag = provider.create_ptag(nic).unwrap();
+    let (provider, nic, ptag) = opened(b"withheld");
     let region = TestRegion::new(provider, nic, ptag, true);
-    let vis = [(); 2].map(|()| provider.create_vi(nic, attributes(ptag), [None; 2]).unwrap());
+    let vis = pair(provider, nic, ptag);
     connect(provider, vis);
     // Not unmapped if the test fails, because the memory is registered.
     let pages = std::mem::ManuallyDrop::new(Pages::private(COUNT));
@@ -342,11 +357,9 @@ fn a_lack_of_descriptors_delays_a_message_and_does_not_end_the_connection() {
     if !testing::is_child() {
         return testing::run_again(NAME, || Ok(()));
     }
-    let provider = Provider::get().unwrap();
-    let nic = provider.open_nic(b"shortage").unwrap();
-    let ptag = provider.create_ptag(nic).unwrap();
+    let (provider, nic, ptag) = opened(b"shortage");
     let region = TestRegion::new(provider, nic, ptag, true);
-    let vis = [(); 2].map(|()| provider.create_vi(nic, attributes(ptag), [None; 2]).unwrap());
+    let vis = pair(provider, nic, ptag);
     connect(provider, vis);
     let post = |region: TestRegion, number: u64| {
         let (receive, send) = (region.describe(1), region.describe(0));
@@ -361,6 +374,9 @@ fn a_lack_of_descriptors_delays_a_message_and_does_not_end_the_connection() {
     };
     post(region, 4);
     arrives(4);
+    while has_thread("vipl-peer") {
+        thread::yield_now();
+    }
     let mut taken = testing::take_descriptors();
     // The region gets the last descriptor. It is lent at once, and cannot be received at the other end.
     taken.pop();

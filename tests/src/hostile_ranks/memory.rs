@@ -131,16 +131,7 @@ pub(super) fn read_revoked<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
 
 /// Offers a message of so many bytes, and returns the victim's buffer for it, and the victim's request.
 fn requested<F: Fabric>(it: &mut Attacker<'_, F>, total: u64) -> Result<(RegionBytes, u64), String> {
-    let descriptor = Descriptor::NONE;
-    let rts = Rts {
-        total,
-        sender: 9,
-        descriptor,
-        origin: 0,
-        protocol_number: 0,
-        immediate: None,
-        is_unasked: false,
-    };
+    let rts = Rts::of(total, 9, None);
     offer(it, &rts.encode())?;
     let cts = it.hear_kind(Kind::Cts, |_, payload| Cts::decode(payload))?;
     let region = cts.descriptor.region().ok_or(format!("{cts:?} describes no memory"))?;
@@ -208,15 +199,7 @@ pub(super) fn false_key_in_cts<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
 pub(super) fn false_key_in_rts<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
     let region = RegionBytes { address: 4096, len: LEN, key: UNKNOWN.key, notice: None };
     let descriptor = Descriptor::of_region(&region);
-    let rts = Rts {
-        total: LEN,
-        sender: 9,
-        descriptor,
-        origin: 0,
-        protocol_number: 0,
-        immediate: None,
-        is_unasked: false,
-    };
+    let rts = Rts { descriptor, ..Rts::of(LEN, 9, None) };
     offer(it, &rts.encode())
 }
 

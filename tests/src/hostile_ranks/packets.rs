@@ -132,16 +132,7 @@ pub(super) fn false_ring<F: Fabric>(it: &mut Attacker<'_, F>) -> Verdict {
 }
 
 fn rts() -> Rts {
-    let descriptor = Descriptor::NONE;
-    Rts {
-        total: 100,
-        sender: NO_REQUEST,
-        descriptor,
-        origin: 0,
-        protocol_number: 0,
-        immediate: None,
-        is_unasked: false,
-    }
+    Rts::of(100, NO_REQUEST, None)
 }
 
 /// Sends an RTS with these bytes.

@@ -242,10 +242,9 @@ impl<P: WorldPort> Simulation<P> {
         let gone = self.is_past(rank, name);
         match self.message(rank, name).arrival {
             Arrival::Whole | Arrival::Own => DueCheck::Now,
-            Arrival::Offered | Arrival::Unasked(_) if gone => DueCheck::Now,
+            arrival if arrival.is_announced() && gone => DueCheck::Now,
             Arrival::Offered => DueCheck::Perhaps,
-            Arrival::Unasked(_) => DueCheck::Never,
-            Arrival::Not => DueCheck::Never,
+            Arrival::Unasked(_) | Arrival::Not => DueCheck::Never,
         }
     }
 
@@ -315,8 +314,7 @@ impl<P: WorldPort> Simulation<P> {
         // A message that arrived whole with its announcement outlives its sender. It does not outlive the
         // readmission of the sender, because the new process could not learn that it was received.
         let lost = self.is_past(rank, name) && !along || self.is_of_another(rank, name);
-        let was_announced = matches!(arrival, Arrival::Offered | Arrival::Unasked(_));
-        if was_announced && lost && matches!(outcome, Err(CompletionError::PeerFailed { .. })) {
+        if arrival.is_announced() && lost && matches!(outcome, Err(CompletionError::PeerFailed { .. })) {
             self.world.fabric().memory.end(loan, |_| ())?;
             return self.check_failed(rank, outcome);
         }

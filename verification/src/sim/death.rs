@@ -2,7 +2,7 @@
 
 use nemesia_verification::oracle::Name;
 
-use crate::simulation::{Arrival, Report, Simulation};
+use crate::simulation::{Report, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, ensure};
 use crate::world::{Failure, WorldPort};
@@ -155,8 +155,7 @@ impl<P: WorldPort> Simulation<P> {
         let waiting = self.rank(rank).oracle.waiting().to_vec();
         for name in waiting.iter().map(|waiting| waiting.name).filter(|name| name.source == peer) {
             let message = self.message(rank, name);
-            let is_announced = matches!(message.arrival, Arrival::Offered | Arrival::Unasked(_));
-            if is_announced && !message.along {
+            if message.arrival.is_announced() && !message.along {
                 self.rank(rank).oracle.forget(name);
             }
         }

@@ -161,7 +161,7 @@ impl Taken {
 
     /// Returns the bytes for which the sender has paid with this packet.
     pub(crate) fn paid_bytes(&self) -> usize {
-        self.len + self.rts.map_or(0, |rts| unasked_bytes(&rts))
+        self.len + self.rts.map_or(0, |rts| rts.following())
     }
 
     /// Returns whether this is a part of a message whose bytes follow unasked.
@@ -495,11 +495,6 @@ impl Fabric {
 }
 
 /// Returns the content of a packet if it is an RTS.
-/// Returns the bytes that follow this RTS unasked.
-pub(crate) const fn unasked_bytes(rts: &Rts) -> usize {
-    if rts.is_unasked { rts.total as usize } else { 0 }
-}
-
 pub(crate) fn rts_of(envelope: &Envelope, payload: &[u8]) -> Option<Rts> {
     if envelope.kind == Kind::Rts { Rts::decode(payload, payload.len()) } else { None }
 }

@@ -18,7 +18,7 @@ use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::{Envelope, Kind};
 
 use crate::fabric::access::Parts;
-use crate::fabric::{self, Class, Conditions, DuePacket, Fabric, Path, Taken, rts_of, unasked_bytes};
+use crate::fabric::{self, Class, Conditions, DuePacket, Fabric, Path, Taken, rts_of};
 use crate::tally::Event;
 use crate::world::WorldPort;
 
@@ -134,7 +134,7 @@ impl SimPort {
     fn send_bytes(&mut self, peer: PeerId, envelope: &Envelope, payload: &[u8]) -> Result<bool, PeerFault> {
         let mut fabric = self.fabric.borrow_mut();
         let sent = fabric.send(self.rank, peer, class(envelope.kind), envelope, payload);
-        let unasked = rts_of(envelope, payload).map_or(0, |rts| unasked_bytes(&rts));
+        let unasked = rts_of(envelope, payload).map_or(0, |rts| rts.following());
         record_sent(&mut fabric, (self.rank, peer), envelope, payload.len() + unasked, sent);
         Ok(sent)
     }

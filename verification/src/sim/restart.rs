@@ -6,7 +6,7 @@
 
 use nemesia_verification::oracle::Name;
 
-use crate::simulation::{Arrival, Rank, Report, Simulation};
+use crate::simulation::{Rank, Report, Simulation};
 use crate::tally::Event;
 use crate::violation::{Check, ensure};
 use crate::world::{Failure, WorldPort};
@@ -142,8 +142,7 @@ impl<P: WorldPort> Simulation<P> {
         let Rank { claims, first, .. } = &self.ranks[rank as usize];
         claims.iter().map(|(_, name)| *name).filter(move |name| {
             let message = &self.sent[name.source as usize][rank as usize][name.number];
-            let is_announced = matches!(message.arrival, Arrival::Offered | Arrival::Unasked(_));
-            name.number >= first[name.source as usize] || !is_announced
+            name.number >= first[name.source as usize] || !message.arrival.is_announced()
         })
     }
 

@@ -20,7 +20,7 @@ use nemesia_core::wire::prefix::{IMMEDIATE_BYTES, PrefixWords};
 use nemesia_core::wire::rendezvous::Descriptor;
 use nemesia_core::wire::{Envelope, Kind};
 
-use crate::fabric::{Conditions, Fabric, Taken, rts_of, unasked_bytes};
+use crate::fabric::{Conditions, Fabric, Taken, rts_of};
 use crate::port::record_sent;
 use crate::segments::SegmentPort;
 use crate::tally::Event;
@@ -186,7 +186,7 @@ impl PacketPort for SharedPort<'_> {
     ) -> Result<bool, PeerFault> {
         let mut fault = None;
         let unasked = match &pieces {
-            PacketPieces::Whole(bytes) => rts_of(envelope, bytes).map_or(0, |rts| unasked_bytes(&rts)),
+            PacketPieces::Whole(bytes) => rts_of(envelope, bytes).map_or(0, |rts| rts.following()),
             _ => 0,
         };
         let sent =

@@ -28,6 +28,13 @@ pub(crate) enum Arrival {
     Own,
 }
 
+impl Arrival {
+    /// Returns whether bytes of the message are still at its sender, or the sender waits for an answer.
+    pub(crate) const fn is_announced(self) -> bool {
+        matches!(self, Arrival::Offered | Arrival::Unasked(_))
+    }
+}
+
 /// A message that was sent.
 #[derive(Debug)]
 pub(crate) struct Message {

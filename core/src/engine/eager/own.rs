@@ -7,7 +7,7 @@ use crate::engine::{Engine, RequestId, Storage};
 use crate::payload::{Gather, RecvBuf};
 use crate::port::Port;
 use crate::store::cost;
-use crate::wire::rendezvous::{Descriptor, IMMEDIATE_BYTES, RTS_BYTES, Rts};
+use crate::wire::rendezvous::{IMMEDIATE_BYTES, RTS_BYTES, Rts};
 use crate::wire::{Envelope, Kind};
 
 /// Units of the RTS of a message to this process itself, with or without immediate data.
@@ -30,15 +30,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.unplaced = None;
             return false;
         }
-        let rts = Rts {
-            total: len as u64,
-            sender: self.id(index).to_bits(),
-            descriptor: Descriptor::NONE,
-            origin: 0,
-            protocol_number: 0,
-            immediate: message.immediate,
-            is_unasked: false,
-        };
+        let rts = Rts::of(len as u64, self.id(index).to_bits(), message.immediate);
         let bytes = rts.bytes();
         let rts = rts.encode();
         let envelope = Envelope { kind: Kind::Rts, ..envelope };

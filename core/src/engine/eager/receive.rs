@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::engine::request::{CompletionError, State, outcome, with_immediate};
-use crate::engine::state::{Accesses, Incoming, Protocol, TransferPhase};
+use crate::engine::state::Incoming;
 use crate::engine::stored::stored_rts;
 use crate::engine::unload::{TAKEN_BACK, read, unload};
 use crate::engine::{Engine, Failure, RequestId, StartError, Storage};
@@ -138,18 +138,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             };
             return self.complete(index, completion_error);
         }
-        let incoming = Incoming {
-            from,
-            tag,
-            rts,
-            left,
-            phase: TransferPhase::Pull,
-            shared: 0,
-            accesses: Accesses::from(left.start),
-            protocol: Protocol::Pull,
-            measured: None,
-            exposure: None,
-        };
+        let incoming = Incoming::new((from, tag), rts, left);
         self.requests.get_mut(index).0 = State::Receiving { incoming, buf: Scatter::new(buf) };
         self.start_transfer(index);
     }

@@ -5,11 +5,11 @@
 use super::Transfer;
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{self, State};
-use crate::engine::state::{Accesses, Incoming, StreamState, TransferPhase};
+use crate::engine::state::{Incoming, StreamState, TransferPhase};
 use crate::engine::unload::TAKEN_BACK;
 use crate::engine::{Engine, Storage};
 use crate::payload::{BorrowedGather, Gather};
-use crate::port::{Arrival, PacketPieces, PeerFault, PeerId, Port, PortFault};
+use crate::port::{Arrival, PacketPieces, Part, PeerFault, PeerId, Port, PortFault};
 use crate::wire::rendezvous::{Cts, Descriptor};
 use crate::wire::{Envelope, Kind};
 
@@ -22,12 +22,6 @@ pub(in crate::engine) enum Stream {}
 /// packet costs more than that saves.
 const PIECE_BYTES: u64 = 32 << 10;
 
-/// Returns the bytes that are copied at once of the last `left` bytes of a message: equal parts, as few as
-/// [`PIECE_BYTES`] allow.
-fn piece(left: u64) -> usize {
-    left.div_ceil(left.div_ceil(PIECE_BYTES).max(1)).next_multiple_of(64) as usize
-}
-
 impl<P: Port, S: Storage> Transfer<P, S> for Stream {
     fn start_receive(engine: &mut Engine<P, S>, from: PeerId, index: u32) {
         engine.start_answer(from, index);
@@ -37,19 +31,10 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
         let State::Offered { message, .. } = &engine.requests.get(index).0 else { return };
         let message = message.alias();
         engine.dequeue(to, PeerQueue::Offered, index);
-        let stream = StreamState {
-            to,
-            receiver: cts.receiver,
-            next: cts.start,
-            end: cts.end,
-            descriptor: if engine.port.is_accessible(to, &cts.descriptor) {
-                cts.descriptor
-            } else {
-                Descriptor::NONE
-            },
-            accesses: Accesses::from(cts.start),
-            is_reported: false,
-        };
+        let is_accessible = engine.port.is_accessible(to, &cts.descriptor);
+        let descriptor = if is_accessible { cts.descriptor } else { Descriptor::NONE };
+        let requested = Part { start: cts.start, end: cts.end };
+        let stream = StreamState::new((to, cts.receiver), requested, descriptor);
         let (tag, from) = (message.tag, Gather::new(message.buf));
         engine.requests.get_mut(index).0 = State::Streaming { tag, from, stream };
         engine.enqueue(to, PeerQueue::Streaming, index);
@@ -130,10 +115,13 @@ impl<P: Port, S: Storage> Transfer<P, S> for Stream {
     }
 }
 
-/// Returns the bytes of the next packet of a stream that has come to byte `next` of `end`.
+/// Returns the bytes of the next packet of a stream that has come to byte `next` of `end`: the rest is sent in equal
+/// parts, as few as [`PIECE_BYTES`] and the packets allow.
 fn packet_len<P: Port>(port: &P, next: u64, end: u64) -> usize {
     let left = end.saturating_sub(next);
-    port.packet_bytes().min(piece(left)).min(left as usize)
+    let parts = left.div_ceil(PIECE_BYTES).max(1);
+    let part = left.div_ceil(parts).next_multiple_of(64);
+    port.packet_bytes().min(part.min(left) as usize)
 }
 
 /// Sends one packet of a message. The packet holds the bytes from `at` on; its envelope gives their number.

@@ -14,9 +14,7 @@
 use super::{Stream, Transfer};
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{CompletionError, SendMessage, State, outcome, with_immediate};
-use crate::engine::state::{
-    Accesses, FIRST_BYTES, Incoming, Protocol, StreamState, TransferPhase, UnaskedPlace,
-};
+use crate::engine::state::{FIRST_BYTES, Incoming, Protocol, StreamState, TransferPhase, UnaskedPlace};
 use crate::engine::stored::stored_rts;
 use crate::engine::unload::TAKEN_BACK;
 use crate::engine::{Engine, Storage};
@@ -35,7 +33,7 @@ const INVALID: PortFault = PortFault::Protocol { kind: Kind::Data };
 
 /// Returns the units of a message whose bytes follow unasked: those that its receiver needs to store it.
 const fn units(rts: &Rts) -> u32 {
-    cost(rts.bytes().saturating_add(rts.total as usize))
+    cost(rts.bytes().saturating_add(rts.following()))
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
@@ -76,15 +74,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         index: u32,
         message: SendMessage,
     ) -> Result<bool, PeerFault> {
-        let rts = Rts {
-            total: message.buf.len() as u64,
-            sender: 0,
-            descriptor: Descriptor::NONE,
-            origin: 0,
-            protocol_number: 0,
-            immediate: message.immediate,
-            is_unasked: true,
-        };
+        let rts = Rts { is_unasked: true, ..Rts::of(message.buf.len() as u64, 0, message.immediate) };
         let packet = rts.encode();
         let envelope = Envelope { total: packet.len() as u64, ..message.envelope(Kind::Rts) };
         if !self.port.send(to, &envelope, PacketPieces::Whole(&packet))? {
@@ -95,15 +85,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         peer.tally.sent(Kind::Rts, packet.len());
         peer.tally.is_held = false;
         self.dequeue(to, PeerQueue::Pending, index);
-        let stream = StreamState {
-            to,
-            receiver: UNASKED,
-            next: 0,
-            end: rts.total,
-            descriptor: Descriptor::NONE,
-            accesses: Accesses::from(0),
-            is_reported: false,
-        };
+        let stream = StreamState::new((to, UNASKED), Part { start: 0, end: rts.total }, Descriptor::NONE);
         let (tag, from) = (message.tag, Gather::new(message.buf));
         self.requests.get_mut(index).0 = State::Streaming { tag, from, stream };
         self.enqueue(to, PeerQueue::Streaming, index);
@@ -136,7 +118,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
     /// Receiver: stores a message whose bytes follow, for which there is memory.
     fn store_unasked(&mut self, from: PeerId, envelope: &Envelope, rts: Rts) {
         let head = Rts { sender: 0, ..rts }.encode();
-        let len = head.len() + rts.total as usize;
+        let len = head.len() + rts.following();
         let stored = self.store.insert(from, envelope, len, |at, to| {
             to.iter_mut().zip(head.iter().skip(at)).for_each(|(to, byte)| *to = *byte);
         });
@@ -165,18 +147,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if let Some(failure) = self.failure(from) {
             return self.complete(index, Err(CompletionError::PeerFailed { peer: from, failure }));
         }
-        let incoming = Incoming {
-            from,
-            tag,
-            rts,
-            left: Part { start: first, end: rts.total },
-            phase: TransferPhase::Stream,
-            shared: 0,
-            accesses: Accesses::from(first),
-            protocol: Protocol::Stream,
-            measured: None,
-            exposure: None,
-        };
+        let left = Part { start: first, end: rts.total };
+        let (phase, protocol) = (TransferPhase::Stream, Protocol::Stream);
+        let incoming = Incoming { phase, protocol, ..Incoming::new((from, tag), rts, left) };
         self.requests.get_mut(index).0 = State::Receiving { incoming, buf: Scatter::new(buf) };
         self.enqueue(from, PeerQueue::Incoming, index);
         self.peer(from).unasked = Some(UnaskedPlace::Request(index));

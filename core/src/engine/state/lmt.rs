@@ -98,6 +98,18 @@ pub(in crate::engine) struct StreamState {
     pub(in crate::engine) is_reported: bool,
 }
 
+impl StreamState {
+    /// Returns the state before the first of these bytes is sent to a rank, whose request is `receiver`.
+    pub(in crate::engine) const fn new(
+        (to, receiver): (PeerId, u64),
+        Part { start, end }: Part,
+        descriptor: Descriptor,
+    ) -> Self {
+        let accesses = Accesses::from(start);
+        Self { to, receiver, next: start, end, descriptor, accesses, is_reported: false }
+    }
+}
+
 /// A message whose bytes are being transferred to this process.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Incoming {
@@ -120,6 +132,22 @@ pub(in crate::engine) struct Incoming {
 }
 
 impl Incoming {
+    /// Returns the state of a message from a rank before a protocol was selected for the bytes that are missing.
+    pub(in crate::engine) const fn new((from, tag): (PeerId, u64), rts: Rts, left: Part) -> Self {
+        Self {
+            from,
+            tag,
+            rts,
+            left,
+            phase: TransferPhase::Pull,
+            shared: 0,
+            accesses: Accesses::from(left.start),
+            protocol: Protocol::Pull,
+            measured: None,
+            exposure: None,
+        }
+    }
+
     /// Returns the number of bytes that are still missing.
     pub(in crate::engine) const fn wanted(&self) -> u64 {
         self.left.end - self.left.start

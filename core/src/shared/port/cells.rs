@@ -157,46 +157,37 @@ where
         fill: impl FnOnce(&CellPool<'a, R>, u32, Stores) -> bool,
     ) -> Stores {
         let wanted = self.pool.stores(cell, len, self.config.stores);
-        if wanted.is_none() && len >= pace::LEAST {
-            return self.fill_measured(peer, cell, len, fill);
-        }
-        if len >= pace::LEAST {
-            // What its receiver reports is not about the stores of an earlier filling.
-            self.pool.set_measured(cell, MeasuredFill::NONE.to_bits());
-        }
-        let how = self.copy_policies.fill(peer, wanted, len, received, || self.host.ticks());
+        let is_measured = len >= pace::LEAST && pace::is_measured(cell);
+        let begun = if is_measured && wanted.is_none() { self.host.ticks() } else { None };
+        let (how, mark) = match wanted {
+            _ if len < pace::LEAST => {
+                let how = self.copy_policies.fill(peer, wanted, len, received, || self.host.ticks());
+                (how, MeasuredFill::NONE)
+            }
+            Some(how) => (how, MeasuredFill::NONE),
+            None => {
+                let learned = self.copy_policies.paces(peer).map(|paces| paces.stores(len, begun.is_some()));
+                learned.unwrap_or((CellPaces::plain(), MeasuredFill::NONE))
+            }
+        };
         let filled = fill(&self.pool, cell, self.write_prefetch.writing(how, cell, len));
         debug_assert!(filled, "the size was checked");
-        how
-    }
-
-    /// As [`Self::fill_cell`], for a cell of a page or more.
-    #[inline(always)]
-    fn fill_measured(
-        &mut self,
-        peer: PeerId,
-        cell: u32,
-        len: usize,
-        fill: impl FnOnce(&CellPool<'a, R>, u32, Stores) -> bool,
-    ) -> Stores {
-        let begun = if pace::is_measured(cell) { self.host.ticks() } else { None };
-        let learned = self.copy_policies.paces(peer).map(|paces| paces.stores(len, begun.is_some()));
-        let (how, mark) = learned.unwrap_or((CellPaces::plain(), MeasuredFill::NONE));
-        let filled = fill(&self.pool, cell, self.write_prefetch.writing(how, cell, len));
-        debug_assert!(filled, "the size was checked");
-        if let Some(begun) = begun {
-            self.measured_fill(peer, cell, mark, begun, len);
+        if is_measured {
+            self.mark_fill(peer, cell, (mark, begun), len);
         }
         how
     }
 
-    /// Records how long it took to fill a measured cell.
+    /// Records how a cell was filled, and how long it took if that was measured. Without a mark, what the receiver
+    /// reports of the cell does not count.
     #[inline(never)]
-    fn measured_fill(&mut self, peer: PeerId, cell: u32, mark: MeasuredFill, begun: u64, len: usize) {
-        let ticks = self.host.ticks().unwrap_or(begun).saturating_sub(begun);
+    fn mark_fill(&mut self, peer: PeerId, cell: u32, (mark, begun): (MeasuredFill, Option<u64>), len: usize) {
         self.pool.set_measured(cell, mark.to_bits());
-        if let Some(paces) = self.copy_policies.paces(peer) {
-            paces.filled(mark, pace::pace(ticks, len));
+        if let Some(begun) = begun
+            && let Some(now) = self.host.ticks()
+            && let Some(paces) = self.copy_policies.paces(peer)
+        {
+            paces.filled(mark, pace::pace(now.saturating_sub(begun), len));
         }
     }
 

@@ -88,8 +88,8 @@ impl MeasuredFill {
     }
 }
 
-/// The last two paces of the copies by some stores; 0 if there was none. The lower one counts: a copy in which the
-/// process lost its core says nothing.
+/// The last two paces of the copies by some stores; 0 if there was none. The lower one counts: the
+/// other may be the time of a process that had lost its core.
 #[derive(Clone, Copy, Debug, Default)]
 struct Paces {
     fill: [u32; 2],

@@ -13,7 +13,7 @@ use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, tiny};
 use crate::slab::{List, Slot};
 use crate::store::cost;
-use crate::wire::rendezvous::{Descriptor, Rts};
+use crate::wire::rendezvous::Rts;
 use crate::wire::{Envelope, Kind};
 
 const ANY: Pattern = Pattern { source: Source::Any, context: 0, tag: 0, ignore: u64::MAX };
@@ -399,16 +399,7 @@ fn sender_that_gets_credit_while_it_sleeps_is_woken() {
 
 #[test]
 fn sending_beyond_the_granted_credit_is_a_fault() {
-    let rts = Rts {
-        total: 5000,
-        sender: 1,
-        descriptor: Descriptor::NONE,
-        origin: 0,
-        protocol_number: 0,
-        immediate: None,
-        is_unasked: false,
-    }
-    .encode();
+    let rts = Rts::of(5000, 1, None).encode();
     for (kind, payload) in [(Kind::Eager, &[1; 8][..]), (Kind::Eager, &[1; 256]), (Kind::Rts, &rts)] {
         for expected in [false, true] {
             let fabric = Fabric::new(tiny(3));

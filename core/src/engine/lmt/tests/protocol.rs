@@ -55,15 +55,7 @@ impl<'a> ProtocolStage<'a> {
 
     /// Rank 0 announces its message, and matches one of rank 1.
     fn begin(&mut self) {
-        let rts = Rts {
-            total: LEN as u64,
-            sender: 77,
-            descriptor: Descriptor::NONE,
-            origin: 0,
-            protocol_number: 0,
-            immediate: None,
-            is_unasked: false,
-        };
+        let rts = Rts::of(LEN as u64, 77, None);
         assert_eq!(self.rts(rts), None);
     }
 
@@ -97,15 +89,7 @@ impl<'a> ProtocolStage<'a> {
 
 #[test]
 fn invalid_rts_is_a_fault() {
-    let good = Rts {
-        total: 70,
-        sender: 1,
-        descriptor: Descriptor::NONE,
-        origin: 0,
-        protocol_number: 0,
-        immediate: None,
-        is_unasked: false,
-    };
+    let good = Rts::of(70, 1, None);
     let mut long = good.encode().to_vec();
     long.extend([7; 71]);
     let huge = Rts { total: 1 << 63, ..good }.encode().to_vec();
@@ -128,15 +112,7 @@ fn rts_that_changes_after_it_was_checked_changes_nothing() {
         let fabric = Fabric::new(tiny(3));
         let mut stage = ProtocolStage::new(&fabric);
         stage.world.engine(0).port_mut().twist = true;
-        let rts = Rts {
-            total: 70,
-            sender: 1,
-            descriptor: Descriptor::NONE,
-            origin: 0,
-            protocol_number: 0,
-            immediate: None,
-            is_unasked: false,
-        };
+        let rts = Rts::of(70, 1, None);
         assert_eq!(stage.packet(1, Kind::Rts, 9, &rts.encode()), None);
         stage.world.engine(0).port_mut().twist = false;
         let wanted = pattern(Source::Rank(1), 9);
@@ -280,15 +256,8 @@ fn data_before_it_was_cleared_is_a_fault() {
             let envelope = Envelope { kind: Kind::Rts, context: 0, tag: 1, total: RTS_BYTES as u64 + 8 };
             let bytes = contents(7, LEN);
             let (_, buf) = stage.world.lender.send(1, bytes);
-            let rts = Rts {
-                total: LEN as u64,
-                sender: 77,
-                descriptor: Descriptor::of_address(buf.address()),
-                origin: 0,
-                protocol_number: 0,
-                immediate: None,
-                is_unasked: false,
-            };
+            let rts =
+                Rts { descriptor: Descriptor::of_address(buf.address()), ..Rts::of(LEN as u64, 77, None) };
             let port = stage.world.engine(1).port_mut();
             assert_eq!(port.send(0, &envelope, PacketPieces::Whole(&rts.encode())), Ok(true));
             stage.world.engine(0).step();
@@ -362,15 +331,7 @@ fn address_that_is_unreadable_fails_the_read_and_nothing_else() {
         let fabric = Fabric::reading(tiny(3), Reading::Always, 1);
         let mut stage = ProtocolStage::new(&fabric);
         assert_eq!(
-            stage.rts(Rts {
-                total: LEN as u64,
-                sender: 77,
-                descriptor: Descriptor::of_address(address),
-                origin: 0,
-                protocol_number: 0,
-                immediate: None,
-                is_unasked: false,
-            }),
+            stage.rts(Rts { descriptor: Descriptor::of_address(address), ..Rts::of(LEN as u64, 77, None) }),
             None
         );
         for _ in 0..10 {
@@ -422,15 +383,7 @@ fn a_hostile_list_of_runs_fails_the_read_and_nothing_else() {
         let table = table.address() + shift;
         let list = ListedBytes { table, count: runs.len(), serial: 1, len: described };
         let descriptor = Descriptor::of_list(&list).unwrap();
-        let rts = Rts {
-            total: len,
-            sender: 77,
-            descriptor,
-            origin: 0,
-            protocol_number: 0,
-            immediate: None,
-            is_unasked: false,
-        };
+        let rts = Rts { descriptor, ..Rts::of(len, 77, None) };
         assert_eq!(stage.rts(rts), None);
         for _ in 0..10 {
             stage.world.engine(0).progress();

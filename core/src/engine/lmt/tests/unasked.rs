@@ -7,7 +7,7 @@ use crate::matching::Source;
 use crate::port::{PacketPieces, PacketPort as _, PeerId, PortFault};
 use crate::shared::tests::contents;
 use crate::shared::tests::fabric::{Fabric, Reading, WorldShape, tiny};
-use crate::wire::rendezvous::{Descriptor, Rts, UNASKED};
+use crate::wire::rendezvous::{Rts, UNASKED};
 use crate::wire::{Envelope, Kind};
 
 /// Longer than the four cells of the sender, so that it leaves in several turns.
@@ -164,16 +164,7 @@ fn packet(world: &mut World<'_>, kind: Kind, tag: u64, payload: &[u8]) -> Option
 }
 
 fn announce(world: &mut World<'_>, tag: u64, total: u64) -> Option<Failure> {
-    let descriptor = Descriptor::NONE;
-    let head = Rts {
-        total,
-        sender: 0,
-        descriptor,
-        origin: 0,
-        protocol_number: 0,
-        immediate: None,
-        is_unasked: true,
-    };
+    let head = Rts { is_unasked: true, ..Rts::of(total, 0, None) };
     packet(world, Kind::Rts, tag, &head.encode())
 }
 
