@@ -44,7 +44,7 @@ pub use remote::{
 };
 pub use runs::{RemoteRun, RunTable, describe_runs};
 pub use shared_copy::{AssistedCopy, NextChunk, Part, SharedCopy};
-pub use short::ShortPath;
+pub use short::{SHORT_BYTES, ShortPath};
 
 /// A packet that has arrived. It stays in place until it is released or held.
 #[derive(Clone, Copy, Debug)]

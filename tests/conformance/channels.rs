@@ -6,7 +6,7 @@ use nemesia::shm::pipe::{self, Copying, ShmMemoryPort};
 use nemesia::tcp::{Options, TcpPort, listen};
 use nemesia_core::port::channel::RendezvousChoice::{self, Auto, Read, Stream, Write, WriteNotify};
 use nemesia_tests::conformance::RunPlan;
-use nemesia_tests::conformance::cases::run_cases;
+use nemesia_tests::conformance::cases::{run_cases, run_protocol_cases};
 use nemesia_tests::conformance::over_channels::{ABILITIES, over_channels};
 use nemesia_tests::memory_port::{Fabric, Verdict};
 use nemesia_verification::rdma::{self, Conditions, SimPort};
@@ -61,9 +61,12 @@ impl Fabric for Rings {
 
 fn passes<F: Fabric>(name: &str, size: (usize, u32, RendezvousChoice), fabric: impl Fn(u64) -> F) -> Verdict {
     let plan @ RunPlan { seed, .. } = plan();
-    run_cases(name, ABILITIES, size.0, |case| {
-        over_channels(case, plan, fabric(seed), size).map_err(|why| format!("seed {seed}: {why}"))
-    })
+    let run =
+        |case| over_channels(case, plan, fabric(seed), size).map_err(|why| format!("seed {seed}: {why}"));
+    match size.2 {
+        Auto => run_cases(name, ABILITIES, size.0, run),
+        _ => run_protocol_cases(name, ABILITIES, size.0, run),
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! | [`length`] | functions of at most 70 lines, files of at most 600 |
 //! | [`layers`] | dependencies run one way: `core` <- `sys` <- `ffi` |
 //! | [`circles`] | no circle of imports between the modules of a crate |
+//! | [`rooms`] | in the core, the engine and the transports use nothing of each other |
 //! | [`api`] | the package `nemesia` makes only its user interface public |
 //! | [`forbid`] | `forbid(unsafe_code)` in every module of `core` but a short list |
 //! | [`descriptors`] | no descriptor of the library has the number of a standard stream |
@@ -29,7 +30,9 @@ mod forbid;
 mod hosts;
 mod layers;
 mod length;
+mod modules;
 mod readme;
+mod rooms;
 mod soundness;
 mod source;
 mod steps;
@@ -57,6 +60,11 @@ fn dependencies_run_one_way() {
 #[test]
 fn modules_form_no_circle_of_imports() {
     assert_keeps(circles::check);
+}
+
+#[test]
+fn the_engine_and_the_transports_stand_apart() {
+    assert_keeps(rooms::check);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use nemesia_core::port::channel::RendezvousChoice;
 use nemesia_tests::conformance::RunPlan;
-use nemesia_tests::conformance::cases::run_cases;
+use nemesia_tests::conformance::cases::run_protocol_cases;
 use nemesia_tests::conformance::over_channels::{ABILITIES, over_channels};
 use nemesia_tests::memory_port::Verdict;
 use nemesia_tests::seed;
@@ -14,7 +14,7 @@ fn pass(name: &str, rendezvous: RendezvousChoice) -> Verdict {
     let Some(addresses) = usable(name) else { return Ok(()) };
     let given = std::env::var("NEMESIA_TEST_STEPS").ok().and_then(|steps| steps.parse().ok());
     let plan = RunPlan { seed: seed(), steps: given.unwrap_or(10_000) };
-    run_cases(name, ABILITIES, 3, |case| {
+    run_protocol_cases(name, ABILITIES, 3, |case| {
         let devices = fabric::Devices::new(&addresses);
         over_channels(case, plan, devices, (3, 1, rendezvous))
             .map_err(|why| format!("seed {}: {why}", plan.seed))

@@ -7,12 +7,15 @@ use crate::sync::spin_hint;
 use crate::wire::Envelope;
 use crate::wire::prefix::PrefixWords;
 
+/// The most bytes of a short message, on any port: as many as a fastbox slot has beside its stamp and its tag.
+pub const SHORT_BYTES: usize = 16;
+
 /// The optional critical path of a port. By default there is none, and every message is a packet.
 ///
 /// Each call either does the whole work or has no effect; the engine then takes the general path. A port
 /// declines messages to and from peers that it does not reach.
 pub trait ShortPath: PacketPort {
-    /// Returns the largest message in bytes for which [`ShortPath::send_short`] may be called.
+    /// Returns the largest message in bytes for which [`ShortPath::send_short`] may be called, at most [`SHORT_BYTES`].
     fn short_bytes(&self) -> usize {
         0
     }

@@ -18,12 +18,12 @@ mod place;
 mod room;
 mod short;
 
+use crate::port::SHORT_BYTES;
 use crate::sync::{Edge, PayloadWord, Word64, spin_hint};
 pub use crate::wire::fault::FastboxFault;
 use crate::wire::prefix::{MOST_PREFIX_BYTES, PrefixWords};
 use crate::wire::{Envelope, Kind};
 pub use inbound::InboundShort;
-pub use short::SHORT_BYTES;
 
 use payload::PrefixedPayload;
 use place::FastboxPlace;

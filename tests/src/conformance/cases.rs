@@ -7,6 +7,7 @@ use super::actor::{Abilities, Actor, Script};
 use super::endpoint::EndpointActor;
 use super::{RunPlan, active, failure, large, matching, one_sided, probes, random, restart};
 use crate::memory_port::{Verdict, is_wanted};
+use crate::quick;
 
 /// What a case needs from its world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +100,10 @@ pub fn script_of<A: Actor>(name: &str) -> Result<Case<A>, String> {
     found.ok_or_else(|| format!("no case {name}"))
 }
 
+/// Words in the names of the cases that depend on the protocol for large messages.
+const PROTOCOL_CASES: [&str; 4] =
+    ["large_messages", "puts_and_gets", "random_operations", "dies_in_a_transfer"];
+
 /// Runs every case, or those whose names contain one of the comma-separated words in `NEMESIA_TEST_CHECK`, on worlds
 /// of `ranks` ranks. What a world cannot run is left out; [`skip_unfit`] reports it.
 ///
@@ -108,11 +113,35 @@ pub fn run_cases(
     world: &str,
     abilities: Abilities,
     ranks: usize,
+    run: impl FnMut(CaseFacts) -> Verdict,
+) -> Verdict {
+    run_where(world, |case| is_wanted(case.name) && unfit(case, abilities, ranks).is_none(), run)
+}
+
+/// As [`run_cases`], on engines that use one protocol for all large messages. With `NEMESIA_QUICK` only the cases that
+/// depend on the protocol run: engines that choose the protocol pass the others.
+///
+/// # Errors
+/// The failed cases, one on each line.
+pub fn run_protocol_cases(
+    world: &str,
+    abilities: Abilities,
+    ranks: usize,
+    run: impl FnMut(CaseFacts) -> Verdict,
+) -> Verdict {
+    let is_of_protocol = |name: &str| PROTOCOL_CASES.iter().any(|word| name.contains(word));
+    let fits = |case: CaseFacts| is_wanted(case.name) && unfit(case, abilities, ranks).is_none();
+    run_where(world, |case| fits(case) && (!quick() || is_of_protocol(case.name)), run)
+}
+
+fn run_where(
+    world: &str,
+    runs: impl Fn(CaseFacts) -> bool,
     mut run: impl FnMut(CaseFacts) -> Verdict,
 ) -> Verdict {
     let mut failures = Vec::new();
     for Case { facts: case, .. } in cases::<EndpointActor>() {
-        if !is_wanted(case.name) || unfit(case, abilities, ranks).is_some() {
+        if !runs(case) {
             continue;
         }
         let start = Instant::now();

@@ -5,13 +5,13 @@ use std::rc::Rc;
 
 use nemesia_core::counters::TrafficCounters;
 use nemesia_core::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
+use nemesia_core::port::SHORT_BYTES;
 use nemesia_core::port::describe_runs;
 use nemesia_core::port::{
     AccessError, Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk,
     PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, RemoteRun, Rendezvous, RunTable,
     SharedCopy, ShortPath,
 };
-use nemesia_core::shared::fastbox::SHORT_BYTES;
 use nemesia_core::store::cost;
 use nemesia_core::wire::prefix::{EagerPrefix, MOST_PREFIX_BYTES, PrefixWords};
 use nemesia_core::wire::rendezvous::Descriptor;

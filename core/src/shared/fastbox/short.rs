@@ -1,8 +1,7 @@
 //! Short messages: as many bytes as one slot carries beside its stamp and its tag.
 #![forbid(unsafe_code)]
 
-/// Most bytes of a short message.
-pub const SHORT_BYTES: usize = 16;
+use crate::port::SHORT_BYTES;
 
 /// A whole message of at most [`SHORT_BYTES`] bytes, as two words of a slot and a length.
 ///

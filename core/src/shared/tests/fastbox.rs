@@ -8,9 +8,9 @@ use proptest::prelude::*;
 
 use super::fabric::FabricRegion;
 use super::{Rng, cases, contents};
+use crate::port::SHORT_BYTES;
 use crate::shared::fastbox::{
-    FIRST_BYTES, FastboxFault, FastboxReceiver, FastboxSender, FastboxSlot, MORE_BYTES, SHORT_BYTES,
-    max_payload,
+    FIRST_BYTES, FastboxFault, FastboxReceiver, FastboxSender, FastboxSlot, MORE_BYTES, max_payload,
 };
 use crate::shared::layout::Line;
 use crate::sync::Word64;

@@ -43,7 +43,7 @@ const SOON: u32 = 32;
 /// ```
 impl Endpoint {
     /// Most bytes of a short message: as many as travel in one fastbox slot, half a cache line, with their header.
-    pub const SHORT_BYTES: usize = nemesia_core::shared::fastbox::SHORT_BYTES;
+    pub const SHORT_BYTES: usize = nemesia_core::port::SHORT_BYTES;
 
     /// Sends a message if it can leave at once.
     ///
