@@ -124,6 +124,13 @@ impl Tally {
         })
     }
 
+    /// Returns the number of messages that have come from a peer: whole ones, and announced ones.
+    pub(crate) fn heard(&self, traffic: &TrafficCounters) -> u64 {
+        let mut received = self.received;
+        received[0].count = traffic.received.saturating_sub(Self::others(&received));
+        Self::eager(&received).count + received[Kind::Rts.index()].count
+    }
+
     /// Returns all counters of a peer except its credits. `traffic` is `None` for this process itself.
     pub(crate) fn snapshot(&self, traffic: Option<TrafficCounters>) -> PeerCounters {
         let (mut sent, mut received) = (self.sent, self.received);

@@ -171,9 +171,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         for queue in PeerQueue::RECEIVES {
             self.fail_queue(peer, queue, failure);
         }
-        if let Some(selection) = self.selections.of(peer) {
-            *selection = Default::default();
-        }
+        self.selections.forget(peer);
     }
 
     pub(in crate::engine) fn fail_queue(&mut self, peer: PeerId, queue: PeerQueue, failure: Failure) {

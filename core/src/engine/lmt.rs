@@ -7,7 +7,7 @@
 //! - **Put**: one copy. The receiver exposes its buffer, and the sender writes there. A packet, or the last write
 //!   itself, reports the end.
 //! - **Stream**: packets, which the sender fills while the receiver empties others (double buffering). If the
-//!   receiver has granted credit for the whole message, and it is short enough, the packets follow the RTS unasked.
+//!   receiver has granted credit for the whole message, and it is short enough, the packets may follow the RTS unasked.
 //!
 //! | state of a send | queue of the peer | next |
 //! |---|---|---|
@@ -33,6 +33,7 @@
 //! | `lmt/put.rs` | put (paper 1: rendezvous by RDMA write) |
 //! | `lmt/stream.rs` | stream (paper 4: double buffering) |
 //! | `lmt/unasked.rs` | stream without a question |
+//! | `lmt/ask.rs` | whether a message that may leave unasked does so |
 //!
 //! The faster protocol depends on the machine, on the cores of both processes and on the sender's activity. If the
 //! port has a clock ([`PacketPort::ticks`]), the receiver learns the fastest protocol for each peer and size, among
@@ -52,6 +53,7 @@
 //! [`PacketPort::ticks`]: crate::port::PacketPort::ticks
 #![forbid(unsafe_code)]
 
+mod ask;
 mod assist;
 mod get;
 mod offer;

@@ -330,10 +330,15 @@ impl<P: Port, S: Storage> Engine<P, S> {
                 return Ok(false);
             }
         }
-        match self.may_leave_unasked(to, &message) {
-            true => self.send_unasked(to, index, message),
-            false => Pull::initiate(self, to, index),
+        let len = message.buf.len();
+        let has_left = match self.may_leave_unasked(to, &message) {
+            true => self.send_unasked(to, index, message)?,
+            false => Pull::initiate(self, to, index)?,
+        };
+        if has_left {
+            self.count_turn(to, len);
         }
+        Ok(has_left)
     }
 
     /// Withdraws a send that waits in the queue of pending sends. Returns `false` if `id` is no such send.

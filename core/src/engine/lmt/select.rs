@@ -35,6 +35,7 @@
 
 use core::borrow::BorrowMut;
 
+use super::ask::AskSelection;
 use crate::engine::state::Protocol;
 use crate::port::{PeerId, Rendezvous};
 use crate::selector::run::Run;
@@ -313,15 +314,16 @@ impl ProtocolSelection {
     }
 }
 
-/// The receiver's measurements of one peer, or of several that share the slot. Private to the engine; public only so
-/// that the caller can lend its storage.
+/// The measurements of one peer, or of several that share the slot. Private to the engine; public only so that the
+/// caller can lend its storage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeerSelection {
     peer: PeerId,
     selection: ProtocolSelection,
+    asking: AskSelection,
 }
 
-/// The receiver's measurements of its peers, in lent storage. Peers that share a slot replace each other; messages of a
+/// The measurements of the peers, in lent storage. Peers that share a slot replace each other; messages of a
 /// peer without a slot are pulled.
 #[derive(Debug)]
 pub(in crate::engine) struct ProtocolSelections<T>(T);
@@ -347,14 +349,31 @@ impl<T: BorrowMut<[PeerSelection]>> ProtocolSelections<T> {
         now: u64,
         protocol_number: u8,
     ) -> Option<Protocol> {
-        let slot = self.slot(from)?;
-        if slot.peer != from {
+        self.claim(from).map(|slot| slot.selection.begin(message, now, protocol_number))
+    }
+
+    /// Returns the slot of a peer, which may have been another's. `None` if that one has messages in progress.
+    fn claim(&mut self, peer: PeerId) -> Option<&mut PeerSelection> {
+        let slot = self.slot(peer)?;
+        if slot.peer != peer {
             if slot.selection.under_way > 0 {
                 return None;
             }
-            *slot = PeerSelection { peer: from, selection: ProtocolSelection::default() };
+            *slot = PeerSelection { peer, ..PeerSelection::default() };
         }
-        Some(slot.selection.begin(message, now, protocol_number))
+        Some(slot)
+    }
+
+    /// Returns the sender's measurements of a peer. `None` if its messages are not measured.
+    pub(in crate::engine) fn asking(&mut self, to: PeerId) -> Option<&mut AskSelection> {
+        self.claim(to).map(|slot| &mut slot.asking)
+    }
+
+    /// Forgets what was measured of a peer.
+    pub(in crate::engine) fn forget(&mut self, peer: PeerId) {
+        if let Some(slot) = self.slot(peer).filter(|slot| slot.peer == peer) {
+            *slot = PeerSelection { peer, ..PeerSelection::default() };
+        }
     }
 
     /// Returns [`ProtocolSelection::protocol_number`] for a peer.

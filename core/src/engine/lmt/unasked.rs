@@ -54,7 +54,30 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if may && injected(InjectedFault::SendUncredited) {
             return self.has_credit(to, cost(RTS_BYTES + IMMEDIATE_BYTES));
         }
-        may && self.has_credit(to, cost(RTS_BYTES + IMMEDIATE_BYTES + len)) && !self.is_mappable(to, message)
+        may && self.has_credit(to, cost(RTS_BYTES + IMMEDIATE_BYTES + len))
+            && !self.is_mappable(to, message)
+            && !self.asks(to, len)
+    }
+
+    /// Sender: returns whether a message that may leave unasked is to be announced, because that was learned to be
+    /// faster. Without a pull the question has no use.
+    fn asks(&mut self, to: PeerId, len: usize) -> bool {
+        if !self.port.can_get(to) {
+            return false;
+        }
+        let Some(now) = self.port.ticks() else { return false };
+        let traffic = self.port.traffic(to);
+        let heard = self.peer(to).tally.heard(&traffic);
+        self.selections.asking(to).is_some_and(|asking| asking.asks(len as u64, heard, now))
+    }
+
+    /// Sender: takes note of a message that has left, or was announced.
+    pub(in crate::engine) fn count_turn(&mut self, to: PeerId, len: usize) {
+        if len <= self.port.unasked_bytes(to)
+            && let Some(asking) = self.selections.asking(to)
+        {
+            asking.left(len as u64);
+        }
     }
 
     /// Sender: returns whether a message lies in memory that the receiver may map, but for its first bytes.
