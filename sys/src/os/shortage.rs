@@ -22,8 +22,11 @@ pub(crate) struct Shortage {
     /// The peers that this process may connect with, as far as it knows.
     peers: u64,
     pause: Option<Instant>,
-    /// The last failure.
+    /// The last failure, and the first one after which no connection was made.
     last: Option<Instant>,
+    first: Option<Instant>,
+    /// What failed last.
+    present: String,
     report: Option<String>,
     /// The calls of `accept` that have failed.
     failed: u64,
@@ -35,28 +38,39 @@ impl Shortage {
         Self { peers, ..Self::default() }
     }
 
-    /// Records that an operation has failed, which is tried again. Returns what failed, with the remedy.
-    pub(crate) fn record(&mut self, error: &ShmError) -> String {
+    /// Records that an operation has failed, which is tried again.
+    pub(crate) fn record(&mut self, error: &ShmError) {
         let now = Instant::now();
-        let text = self.text_of(error);
+        self.present = self.text_of(error);
         if self.last.is_none_or(|last| now.duration_since(last) >= QUIET) {
-            self.report = Some(text.clone());
+            self.report = Some(self.present.clone());
+            self.first = None;
         }
+        self.first.get_or_insert(now);
         self.last = Some(now);
-        text
+    }
+
+    /// Records that a connection was made.
+    pub(crate) const fn end(&mut self) {
+        self.first = None;
+    }
+
+    /// Returns what failed last, with the remedy, if no connection was made since.
+    pub(crate) fn present(&self) -> Option<&str> {
+        self.first.map(|_| self.present.as_str())
+    }
+
+    /// As [`Shortage::present`], if operations have failed for so long.
+    pub(crate) fn lasting(&self, limit: Duration) -> Option<&str> {
+        self.present().filter(|_| self.first.is_some_and(|first| first.elapsed() >= limit))
     }
 
     /// Records that a packet could not be received, which waits in its socket. The socket stays readable, and would
     /// keep this process from sleeping. So it is left out of the set of descriptors: the next look finds the packet.
-    pub(crate) fn record_packet(
-        &mut self,
-        error: &ShmError,
-        watch: &Watch,
-        socket: BorrowedFd<'_>,
-    ) -> String {
+    pub(crate) fn record_packet(&mut self, error: &ShmError, watch: &Watch, socket: BorrowedFd<'_>) {
         // If the socket is not there, nothing has to be taken out.
         watch.unattend(socket);
-        self.record(error)
+        self.record(error);
     }
 
     fn text_of(&self, error: &ShmError) -> String {
@@ -91,6 +105,12 @@ impl Shortage {
         let _ = listen(false);
         self.pause(now, &error);
         None
+    }
+
+    /// Lets the time pass after which a shortage lasts.
+    #[cfg(test)]
+    pub(crate) fn expire(&mut self, time: Duration) {
+        self.first = self.first.and_then(|first| first.checked_sub(time));
     }
 
     /// Puts the listener into the set again, if its pause is over.

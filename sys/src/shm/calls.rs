@@ -240,7 +240,7 @@ impl Calls {
     pub(crate) fn hear(&mut self, watch: &Watch) {
         let now = Instant::now();
         self.accept(now, watch);
-        let patience = if self.more { SHORT_PATIENCE } else { PATIENCE };
+        let (limit, patience) = (self.limit(), if self.more { SHORT_PATIENCE } else { PATIENCE });
         let mut at = 0;
         while let Some(SilentCaller { connection, since }) = self.silent.get(at) {
             let heard = match hear_packet(connection, now, CallerPacket::decode) {
@@ -255,11 +255,13 @@ impl Calls {
                 }
                 Err(Unheard::Shortage(error)) => {
                     self.shortage.record_packet(&error, watch, connection.as_fd());
-                    if now.duration_since(*since) < patience {
+                    if let Some(text) = self.shortage.lasting(limit) {
+                        send_away(connection, text);
+                    } else if now.duration_since(*since) < patience {
                         at += 1;
                         continue;
                     }
-                    // It calls once more.
+                    // Unless it was sent away, it calls once more.
                     None
                 }
                 Err(Unheard::Leaving(_) | Unheard::Gone) => None,
@@ -393,8 +395,8 @@ impl Calls {
     /// confirmed.
     ///
     /// # Errors
-    /// What is wrong with the caller's segments; it is refused. `Ok(false)` if it has abandoned the call, or calls once
-    /// more because descriptors lack here.
+    /// What is wrong with the caller's segments, or that descriptors have lacked here for too long; it is refused.
+    /// `Ok(false)` if it has abandoned the call, or calls once more because descriptors lack here.
     pub(crate) fn answer(
         &mut self,
         peer: PeerRef,
@@ -404,14 +406,7 @@ impl Calls {
     ) -> Result<bool, String> {
         let HeardCall { handshake, descriptors, connection, .. } = call;
         let connection = Arc::new(connection);
-        let link = match self.ours.link(number) {
-            Err(Error::Shm(error)) if error.is_shortage() => {
-                self.shortage.record(&error);
-                return Ok(false);
-            }
-            link => link.map_err(Unjoined::from),
-        };
-        let answered = link.and_then(|link| {
+        let answered = self.ours.link(number).map_err(Unjoined::from).and_then(|link| {
             let mapped = map(&self.world, &connection, &handshake, &descriptors)?;
             let (ours, said) = ((&self.world.config, &self.ours), (&handshake, mapped));
             let mut joining = JoiningProcess::new(ours, link, said, Arc::clone(&connection))?;
@@ -431,15 +426,28 @@ impl Calls {
                 Ok(true)
             }
             Err(_) if connection.has_disconnected() => Ok(false),
-            Err(Unjoined::Shortage(error)) => {
-                self.shortage.record(&error);
-                Ok(false)
-            }
-            Err(Unjoined::Problem(problem)) => {
+            Err(unjoined) => {
+                let problem = match unjoined {
+                    Unjoined::Shortage(error) => self.lack(&error),
+                    Unjoined::Problem(problem) => Some(problem),
+                };
+                let Some(problem) = problem else { return Ok(false) };
                 send_away(&connection, &problem);
                 Err(problem)
             }
         }
+    }
+
+    /// Returns the time after which a connection that is not made is given up.
+    fn limit(&self) -> Duration {
+        Duration::from_secs(self.world.config.timeout_seconds.into())
+    }
+
+    /// Records a shortage of this process. Returns what lacks, with the remedy, if the connection is to be given up:
+    /// both processes may lack something, so that no single call lasts for long.
+    fn lack(&mut self, error: &ShmError) -> Option<String> {
+        self.shortage.record(error);
+        self.shortage.lasting(self.limit()).map(str::to_owned)
     }
 
     /// Returns the next caller that has confirmed our answer, with its connection, or the reason why it never will.
@@ -455,6 +463,9 @@ impl Calls {
         let (at, confirmed) = decided?;
         let AnsweredCall { peer, joining, .. } = self.answered.remove(at);
         watch.unattend(joining.connection.as_fd());
+        if confirmed.is_ok() {
+            self.shortage.end();
+        }
         Some((peer, confirmed.map(|()| joining)))
     }
 

@@ -41,8 +41,6 @@ pub(super) struct OutgoingCall {
     link: Option<OwnLink>,
     /// `None` while the callee's queue of connections is full, or descriptors lack.
     connection: Option<(HandoffConnection, Option<OwnedFd>)>,
-    /// The shortage of this process that delays the call, and its beginning.
-    shortage: Option<(Instant, String)>,
 }
 
 /// What has become of a call of ours.
@@ -146,17 +144,15 @@ impl Calls {
         // A rank of our world is called as long as it lives.
         let attempts = if number < self.world.size { attempts.min(MOST_ATTEMPTS - 2) } else { attempts };
         let address = *address;
-        let (connection, shortage) = (None, None);
-        let it = OutgoingCall { peer, address, call, since, attempts, number, link, connection, shortage };
-        self.outgoing.push(it);
+        let connection = None;
+        self.outgoing.push(OutgoingCall { peer, address, call, since, attempts, number, link, connection });
         Ok(())
     }
 
     /// Returns the next of our calls that is decided.
     pub(crate) fn next_outcome(&mut self, watch: &Watch) -> Option<(PeerRef, CallOutcome)> {
-        let limit = Duration::from_secs(self.world.config.timeout_seconds.into());
+        let limit = self.limit();
         for at in 0..self.outgoing.len() {
-            // A rank of our world may compute for any time before it makes progress. Its end is seen in any case.
             let Some(outcome) = self.look_at(at, limit, watch) else { continue };
             let call = self.outgoing.remove(at);
             call.stop(watch);
@@ -196,9 +192,8 @@ impl Calls {
         let is_late = !is_rank && call.since.elapsed() >= limit;
         let Some((connection, pidfd)) = &call.connection else {
             let overloaded = || "it takes no connections: it is overloaded".into();
-            let short = call.shortage.take_if(|(since, _)| is_late || since.elapsed() >= limit);
-            return (is_late || short.is_some())
-                .then(|| Err(CallOutcome::Refused(short.map_or_else(overloaded, |(_, text)| text))));
+            let short = self.shortage.present();
+            return is_late.then(|| Err(CallOutcome::Refused(short.map_or_else(overloaded, str::to_owned))));
         };
         // Checked before the packets are read: a dead process sends no further packets.
         let ended = pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
@@ -219,10 +214,8 @@ impl Calls {
             // The callee closes a call that it gives up. If it ends, no process will listen at its address.
             Err(Unheard::Gone) => Some(Err(given_up(call.attempts))),
             Err(Unheard::Shortage(error)) => {
-                let text = self.shortage.record_packet(&error, watch, connection.as_fd());
-                let now = Instant::now();
-                let (since, _) = call.shortage.get_or_insert((now, String::new()));
-                (since.elapsed() >= limit).then(|| Err(CallOutcome::Refused(text)))
+                self.shortage.record_packet(&error, watch, connection.as_fd());
+                self.shortage.lasting(limit).map(|text| Err(CallOutcome::Refused(text.into())))
             }
             Err(Unheard::Problem(problem)) => Some(Err(CallOutcome::Refused(problem))),
         }
@@ -231,17 +224,13 @@ impl Calls {
     /// Connects to the callee's socket and sends the call, if there is room for the connection. A shortage of this
     /// process is recorded, and the next look tries again.
     fn connect(&mut self, at: usize, watch: &Watch) -> Result<(), CallOutcome> {
-        let shortage = match self.connect_now(at, watch) {
-            Ok(()) => None,
+        match self.connect_now(at, watch) {
+            Ok(()) => Ok(()),
             Err(Unmade::Shortage(error)) => {
-                let since =
-                    self.outgoing[at].shortage.as_ref().map_or_else(Instant::now, |(since, _)| *since);
-                Some((since, self.shortage.record(&error)))
+                self.lack(&error).map_or(Ok(()), |text| Err(CallOutcome::Refused(text)))
             }
-            Err(Unmade::Never(outcome)) => return Err(outcome),
-        };
-        self.outgoing[at].shortage = shortage;
-        Ok(())
+            Err(Unmade::Never(outcome)) => Err(outcome),
+        }
     }
 
     fn connect_now(&mut self, at: usize, watch: &Watch) -> Result<(), Unmade> {
@@ -294,13 +283,14 @@ impl Calls {
         });
         match met {
             Ok(joining) => {
+                self.shortage.end();
                 CallOutcome::Answered(Box::new(CallAnswered { joining, calls: packet.calls, attempts }))
             }
             // The callee answers the next call as well.
-            Err(Unjoined::Shortage(error)) => {
-                self.shortage.record(&error);
-                CallOutcome::Again(attempts.max(SHORT_ATTEMPTS))
-            }
+            Err(Unjoined::Shortage(error)) => match self.lack(&error) {
+                Some(text) => CallOutcome::Refused(text),
+                None => CallOutcome::Again(attempts.max(SHORT_ATTEMPTS)),
+            },
             Err(Unjoined::Problem(problem)) => CallOutcome::Refused(problem),
         }
     }

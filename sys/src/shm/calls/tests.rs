@@ -241,7 +241,8 @@ fn an_answer_is_received_when_there_is_room_for_its_descriptors() {
 fn a_shortage_in_a_world_names_a_limit_that_suffices() {
     let error = ShmError::system("a test", std::io::Error::from_raw_os_error(libc::EMFILE));
     let mut shortage = Shortage::among(23);
-    let text = shortage.record(&error);
+    shortage.record(&error);
+    let text = shortage.present().unwrap().to_owned();
     let limit: u64 = text.split("(now ").nth(1).unwrap().split(')').next().unwrap().parse().unwrap();
     assert!(text.ends_with(&format!(": {} suffice for 23 peers", limit + 3 * 23 + 16)), "{text}");
     assert_eq!(shortage.next_report(), Some(text));
@@ -278,6 +279,49 @@ fn a_call_waits_or_is_closed_without_an_answer_while_the_callee_has_no_descripto
             two.hear(&watch);
         }
     });
+}
+
+/// Both processes of a pair may lack descriptors: then each gives up the other's call and makes one, for ever.
+#[test]
+fn a_shortage_that_lasts_ends_the_calls_of_both_sides_with_the_remedy() {
+    const NAME: &str =
+        concat!(module_path!(), "::a_shortage_that_lasts_ends_the_calls_of_both_sides_with_the_remedy");
+    in_another_process(NAME, || {
+        let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+        let (limit, peer) = (two.limit(), PeerRef::from_bits(0));
+        let (cut, link) = (dial(&two), one.ours.link(0).unwrap());
+        let heard = send_call(&one, &two, |_| ());
+        while two.heard() == 0 || two.silent.is_empty() {
+            two.hear(&watch);
+        }
+        let call = two.next_call().unwrap();
+        let packet = CallPacket { handshake: one.world.handshake(0, 0), address: *one.own(), calls: 1 };
+        let _taken = testing::take_descriptors();
+        cut.send(&packet.encode(), &one.ours.descriptors(&link), Instant::now()).unwrap();
+        two.hear(&watch);
+        two.call(peer, one.own(), (1, 1), 0).unwrap();
+        assert!(two.next_outcome(&watch).is_none() && !cut.has_disconnected(), "it may pass");
+        two.shortage.expire(limit);
+        two.hear(&watch);
+        assert!(two.silent.is_empty() && refusal(&cut).contains("ulimit -n"));
+        let outcome = two.next_outcome(&watch).unwrap().1;
+        assert!(matches!(&outcome, CallOutcome::Refused(why) if why.contains("ulimit -n")), "{outcome:?}");
+        let why = two.answer(peer, call, (1, 0, 0), &watch).unwrap_err();
+        assert!(why.contains("ulimit -n") && refusal(&heard).contains("ulimit -n"), "{why}");
+    });
+}
+
+#[test]
+fn a_connection_that_is_made_ends_a_shortage() {
+    let error = ShmError::system("a test", std::io::Error::from_raw_os_error(libc::EMFILE));
+    let mut shortage = Shortage::among(1);
+    shortage.record(&error);
+    shortage.expire(PATIENCE);
+    assert!(shortage.lasting(PATIENCE).is_some() && shortage.lasting(3 * PATIENCE).is_none());
+    shortage.end();
+    assert_eq!((shortage.present(), shortage.lasting(Duration::ZERO)), (None, None));
+    shortage.record(&error);
+    assert_eq!(shortage.lasting(PATIENCE), None);
 }
 
 #[test]
