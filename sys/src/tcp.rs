@@ -20,7 +20,7 @@ use nemesia_core::port::memory::{Address, ConnectError, Origin};
 use nemesia_core::port::placement::{ByteStream, StreamResult};
 
 use crate::os;
-use crate::os::descriptor::{above_standard, accept, own};
+use crate::os::descriptor::{self, above_standard, accept, own};
 pub use crate::placement::{Options, PlacementPort};
 use crate::placement::{PolledStream, StreamSource, count_call, open, transferred};
 
@@ -54,7 +54,7 @@ pub(crate) fn listen_as(at: SocketAddr, sockets: SocketOptions, options: &Option
         let why = "name the address of an interface, which others can connect to, not the unspecified one";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    let listener = TcpListener::bind(at).and_then(above_standard)?;
+    let listener = descriptor::listen(at)?;
     os::close_in_children(listener.as_fd());
     listener.set_nonblocking(true)?;
     set_traffic_class(listener.as_fd(), at, sockets.class)?;

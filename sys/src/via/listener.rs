@@ -14,7 +14,7 @@ use nemesia_core::via::setup::{SETUP_BYTES, SetupFrame};
 
 use super::settings::Settings;
 use crate::os::close_in_children;
-use crate::os::descriptor::{above_standard, accept};
+use crate::os::descriptor::{accept, listen};
 use crate::os::shortage::{Shortage, arrived_stream};
 
 /// Unauthenticated connections at once, and those that are accepted before they are read.
@@ -48,7 +48,7 @@ impl Listener {
     pub(super) fn bind(settings: Settings) -> Result<Self, ViaError> {
         for port in settings.ports() {
             let place = SocketAddr::from((settings.address, port));
-            let Ok(socket) = TcpListener::bind(place).and_then(above_standard) else { continue };
+            let Ok(socket) = listen(place) else { continue };
             close_in_children(socket.as_fd());
             socket.set_nonblocking(true).map_err(|_| ViaError::ErrorResource)?;
             return Ok(Self::new(socket));

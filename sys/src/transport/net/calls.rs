@@ -46,7 +46,7 @@ use nemesia_core::wire::hello::Proof;
 use super::LinkStage;
 use super::choice::socket_options;
 use crate::config::Config;
-use crate::os::descriptor::{above_standard, accept};
+use crate::os::descriptor::{self, accept};
 use crate::os::shortage::{Shortage, arrived_stream, listening};
 use crate::os::{self, ShmError, Watch, random};
 use crate::tcp::{SocketOptions, set_traffic_class};
@@ -59,11 +59,12 @@ const CALLS_WORLD: u64 = u64::from_le_bytes(*b"callings");
 /// The rank of each process outside of a world.
 const NO_RANK: u32 = 0;
 /// The most connections of processes that have not proved that they know the key.
-const MOST_STRANGERS: usize = 64;
+const MOST_STRANGERS: usize = 128;
 /// The most calls that are not decided or not confirmed.
 const MOST_HEARD: usize = 256;
-/// The connections that are accepted before the present ones are read.
-const AT_ONCE: usize = 64;
+/// The connections that are accepted before the present ones are read: no more than places, so that a connection keeps
+/// its place until it was read once.
+const AT_ONCE: usize = MOST_STRANGERS;
 /// The time within which a request, and a confirmation, must arrive.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The time after the end of the channel's connection within which the call of a process that has died ends too.
@@ -164,7 +165,7 @@ impl NetCalls {
     /// Listens for calls at this address of this machine, for [`NetCalls::new`]. The error is one line.
     pub(crate) fn bind(ip: IpAddr) -> Result<TcpListener, String> {
         let refused = |error: std::io::Error| format!("listening for calls at {ip}: {error}");
-        let listener = TcpListener::bind(SocketAddr::new(ip, 0)).and_then(above_standard).map_err(refused)?;
+        let listener = descriptor::listen(SocketAddr::new(ip, 0)).map_err(refused)?;
         os::close_in_children(listener.as_fd());
         listener.set_nonblocking(true).map_err(refused)?;
         Ok(listener)

@@ -12,7 +12,7 @@ use crate::shm::Calls;
 /// been served.
 const HERE: usize = 300;
 /// The same between machines.
-const ACROSS: usize = 120;
+const ACROSS: usize = 200;
 /// The messages in each direction.
 const ROUNDS: u64 = 50;
 
