@@ -20,7 +20,7 @@ use nemesia_core::port::memory::{Address, ConnectError, Origin};
 use nemesia_core::port::placement::{ByteStream, StreamResult};
 
 use crate::os;
-use crate::os::descriptor::{self, above_standard, accept, own};
+use crate::os::descriptor::{self, accept, own};
 pub use crate::placement::{Options, PlacementPort};
 use crate::placement::{PolledStream, StreamSource, count_call, open, transferred};
 
@@ -56,7 +56,6 @@ pub(crate) fn listen_as(at: SocketAddr, sockets: SocketOptions, options: &Option
     }
     let listener = descriptor::listen(at)?;
     os::close_in_children(listener.as_fd());
-    listener.set_nonblocking(true)?;
     set_traffic_class(listener.as_fd(), at, sockets.class)?;
     let address = listener.local_addr()?;
     open(Tcp { listener, address, sockets }, options)

@@ -87,6 +87,8 @@ fn low_limits_are_named_with_the_command_that_raises_them() -> Result<(), String
     // The limit, and not the setting, is what is too low.
     let room = open().env("NEMESIA_UNEXPECTED_BYTES", "1073741824").before("ulimit -v 600000");
     alone(&room, &["address space limit is", "ulimit -v ", "or set NEMESIA_UNEXPECTED_BYTES lower"])?;
+    let parts = ["data limit is 20000 KiB", "ulimit -d ", "or set NEMESIA_UNEXPECTED_BYTES lower"];
+    alone(&open().before("ulimit -d 20000"), &parts)?;
     // A world of one opens too few descriptors to meet a limit, and so does one without connections.
     let ranks =
         open().env("NEMESIA_CONNECT", "start").wrapper("prlimit --nofile=14").spawn(2)?.wait(LIMIT)?;

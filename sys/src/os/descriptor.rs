@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use super::call::checked;
@@ -50,13 +50,32 @@ pub(crate) fn pair() -> io::Result<(UnixStream, UnixStream)> {
     Ok((above_standard(one)?, above_standard(other)?))
 }
 
-/// Listens at an address of this machine. The kernel queues as many connections as the system permits (the standard
-/// library asks for 128): if the queue is full, it drops requests, and callers repeat theirs after seconds only.
+/// Listens at an address of this machine, without blocking. The kernel queues as many connections as the system permits
+/// (the standard library asks for 128): if the queue is full, it drops requests, and callers repeat theirs after
+/// seconds only.
 pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(at).and_then(above_standard)?;
     // SAFETY: takes no pointers.
     checked(unsafe { libc::listen(listener.as_raw_fd(), libc::SOMAXCONN) })?;
+    listener.set_nonblocking(true)?;
+    check_accept(listener.as_fd())?;
     Ok(listener)
+}
+
+/// Checks that connections may be accepted from a new listener, which does not block. Where a sandbox refuses that,
+/// each caller would wait for ever.
+pub(super) fn check_accept(listener: BorrowedFd<'_>) -> io::Result<()> {
+    let (address, flags) = (std::ptr::null_mut(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
+    // SAFETY: null addresses are allowed. A new descriptor is given to us alone.
+    let accepted = unsafe { own(libc::accept4(listener.as_raw_fd(), address, address.cast(), flags)) };
+    match accepted.map_err(|error| (error.raw_os_error(), error)) {
+        Err((Some(libc::EPERM | libc::EACCES | libc::ENOSYS), error)) => Err(io::Error::new(
+            error.kind(),
+            format!("accept4 is refused here: {error}: permit the call (seccomp of a container)"),
+        )),
+        // There is no connection yet, or one whose caller was faster than any that knows the address.
+        _ => Ok(()),
+    }
 }
 
 /// Accepts a connection.
@@ -75,7 +94,7 @@ pub(crate) fn occupy_standard() -> Vec<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::testing;
+    use crate::os::{HandoffListener, testing};
 
     /// In a process of its own: other tests open descriptors at the same time.
     fn without_standard_input(name: &str, body: impl FnOnce()) {
@@ -104,6 +123,21 @@ mod tests {
                 assert!(one.as_raw_fd() > LAST_STANDARD && other.as_raw_fd() > LAST_STANDARD);
             },
         );
+    }
+
+    /// Callers would wait for ever.
+    #[test]
+    fn a_process_that_may_not_accept_does_not_listen() {
+        const NAME: &str = concat!(module_path!(), "::a_process_that_may_not_accept_does_not_listen");
+        if !testing::is_child() {
+            return testing::run_again(NAME, || Ok(()));
+        }
+        let place = "127.0.0.1:0".parse().unwrap();
+        assert!(listen(place).is_ok() && HandoffListener::bind().is_ok());
+        testing::refuse_call(libc::SYS_accept4);
+        let errors =
+            [listen(place).unwrap_err().to_string(), HandoffListener::bind().unwrap_err().to_string()];
+        assert!(errors.iter().all(|error| error.contains("accept4 is refused here")), "{errors:?}");
     }
 
     #[test]

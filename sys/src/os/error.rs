@@ -142,12 +142,16 @@ pub enum ShmError {
         /// The bytes wanted.
         wanted: Bytes,
     },
-    /// RLIMIT_AS is too low.
+    /// RLIMIT_AS or RLIMIT_DATA is too low.
     #[error(
-        "address space limit is {limit}, {used} in use, {wanted} more wanted: ulimit -v {}",
+        "{what} limit is {limit}, {used} in use, {wanted} more wanted: ulimit -{option} {}",
         (used.0 + wanted.0).div_ceil(1024)
     )]
     AddressSpaceLimit {
+        /// What is limited.
+        what: &'static str,
+        /// The option of `ulimit` for it.
+        option: char,
         /// The soft limit.
         limit: Bytes,
         /// The bytes that this process has already mapped.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::call::{checked, effective_uid, left, process_id, ready_now, wait_ready};
 use super::closer::{self, ForeignFd, Unwanted};
-use super::descriptor::own;
+use super::descriptor::{check_accept, own};
 use super::error::ShmError;
 use super::forked::close_in_children;
 use super::message::{self, Packet};
@@ -75,6 +75,7 @@ impl HandoffListener {
         // SAFETY: takes no pointers.
         checked(unsafe { libc::listen(fd.as_raw_fd(), libc::SOMAXCONN) })
             .map_err(|errno| ShmError::system("listening for peers", errno))?;
+        check_accept(fd.as_fd()).map_err(|errno| ShmError::system("listening for peers", errno))?;
         Ok(Self { fd: ManuallyDrop::new(fd), name, process: process_id() })
     }
 

@@ -70,10 +70,30 @@ fn may_exceed_memlock() -> bool {
 /// # Errors
 /// [`ShmError::AddressSpaceLimit`] against RLIMIT_AS.
 pub fn require_address_space(bytes: usize) -> Result<(), ShmError> {
-    let (wanted, used) = (bytes as u64, own_field("VmSize"));
-    match limit_of(libc::RLIMIT_AS)?.soft {
-        Some(soft) if used.saturating_add(wanted) > soft => {
-            Err(ShmError::AddressSpaceLimit { limit: Bytes(soft), used: Bytes(used), wanted: Bytes(wanted) })
+    mapped_verdict(libc::RLIMIT_AS, "VmSize", ("address space", 'v'), bytes)
+}
+
+/// As [`require_address_space`], for private memory that may be written.
+///
+/// # Errors
+/// [`ShmError::AddressSpaceLimit`] against RLIMIT_AS or RLIMIT_DATA.
+pub(super) fn require_private(bytes: usize) -> Result<(), ShmError> {
+    require_address_space(bytes)?;
+    mapped_verdict(libc::RLIMIT_DATA, "VmData", ("data", 'd'), bytes)
+}
+
+/// Checks that `bytes` more may be mapped. `field` has what is mapped now.
+fn mapped_verdict(
+    resource: Resource,
+    field: &str,
+    (what, option): (&'static str, char),
+    bytes: usize,
+) -> Result<(), ShmError> {
+    let (wanted, used) = (bytes as u64, own_field(field));
+    match limit_of(resource)?.soft {
+        Some(limit) if used.saturating_add(wanted) > limit => {
+            let [limit, used, wanted] = [limit, used, wanted].map(Bytes);
+            Err(ShmError::AddressSpaceLimit { what, option, limit, used, wanted })
         }
         _ => Ok(()),
     }

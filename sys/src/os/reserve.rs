@@ -30,10 +30,10 @@ impl ReservedMemory {
     /// Reserves addresses for `len` bytes, rounded up to whole steps. All bytes are 0.
     ///
     /// # Errors
-    /// The limit of the address space, or the kernel's refusal.
+    /// The limit of addresses or of data, or the kernel's refusal.
     pub(crate) fn new(len: usize) -> Result<Self, ShmError> {
         let len = len.max(1).checked_next_multiple_of(STEP).unwrap_or(usize::MAX);
-        limits::require_address_space(len)?;
+        limits::require_private(len)?;
         let (protection, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,

@@ -178,6 +178,30 @@ pub(crate) fn take_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
+/// Lets the kernel refuse a system call to this thread, and those that it starts, as a container does; for [`run_again`].
+pub(crate) fn refuse_call(number: libc::c_long) {
+    let instruction = |code: u32, jump_unequal: u8, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: jump_unequal,
+        k,
+    };
+    let refusal = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let mut filter = [
+        // The number of the call is the first word.
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, number as u32),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, refusal),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: takes numbers only.
+    checked(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }).unwrap();
+    // SAFETY: the kernel copies the program, which is a local variable.
+    checked(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) })
+        .unwrap();
+}
+
 /// Leaves this process addresses for small objects only, until the result is dropped; for [`run_again`].
 pub(crate) fn take_addresses() -> AddressesTaken {
     let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

@@ -50,7 +50,6 @@ impl Listener {
             let place = SocketAddr::from((settings.address, port));
             let Ok(socket) = listen(place) else { continue };
             close_in_children(socket.as_fd());
-            socket.set_nonblocking(true).map_err(|_| ViaError::ErrorResource)?;
             return Ok(Self::new(socket));
         }
         Err(ViaError::ErrorResource)

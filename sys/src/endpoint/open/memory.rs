@@ -100,7 +100,8 @@ pub(super) fn room(
         ShmError::AddressSpaceLimit { .. } | ShmError::MemlockLimit { .. } => {
             ConfigError::Limited { name, limit: error.to_string() }.into()
         }
-        _ => refused(name, bytes.max(config.unexpected_limit)),
+        _ if error.is_shortage() => refused(name, bytes.max(config.unexpected_limit)),
+        _ => error.into(),
     })?;
     let mut stored = Vec::new();
     stored.try_reserve_exact(lists).map_err(|_| refused("NEMESIA_UNEXPECTED_BYTES", bytes))?;

@@ -167,7 +167,6 @@ impl NetCalls {
         let refused = |error: std::io::Error| format!("listening for calls at {ip}: {error}");
         let listener = descriptor::listen(SocketAddr::new(ip, 0)).map_err(refused)?;
         os::close_in_children(listener.as_fd());
-        listener.set_nonblocking(true).map_err(refused)?;
         Ok(listener)
     }
 
