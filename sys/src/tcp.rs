@@ -348,6 +348,11 @@ impl StreamSource for Tcp {
     }
 }
 
+/// Returns the IP address in an address of a port over TCP.
+pub(crate) fn ip_of(address: &Address) -> Option<IpAddr> {
+    decode(Tcp::parse(address)?.0).map(|place| place.ip())
+}
+
 fn decode(place: &[u8]) -> Option<SocketAddr> {
     let place: &[u8; PLACE_BYTES] = place.try_into().ok()?;
     let port = u16::from_le_bytes([place[2], place[3]]);

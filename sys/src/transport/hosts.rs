@@ -450,7 +450,7 @@ fn choose(
     }
     let reasons = Transport::ALL.map(|transport| refusal(&opened, transport, cards));
     let Some(transport) = chosen else { return Err(unserved(config, first.unwrap_or(me), reasons)) };
-    check_differences(&opened, transport, &remote, cards)?;
+    check_differences(&opened, transport, (me, hosts), (&remote, cards))?;
     let mut warnings = Vec::new();
     if let Some(unmet) = unmet_device(config, transport, me, cards) {
         config.give_up(unmet, &mut warnings)?;
@@ -516,16 +516,17 @@ fn check_packets(config: &Config, remote: &[bool], cards: &[Card]) -> Result<(),
     Err(Error::Net { rank, transport: Transport::Tcp.name(), problem })
 }
 
-/// Checks that the settings of the ranks on other machines let this process connect with them.
+/// Checks that the settings and addresses of the ranks on other machines let this process connect with them.
 fn check_differences(
     opened: &OpenedPorts,
     transport: Transport,
-    remote: &[bool],
-    cards: &[Card],
+    (me, hosts): (usize, &[HostAddress]),
+    (remote, cards): (&[bool], &[Card]),
 ) -> Result<(), Error> {
     for (rank, card) in cards.iter().enumerate().filter(|(rank, _)| remote[*rank]) {
+        let is_apart = hosts[rank].is_apart(&hosts[me]);
         let address = card.address(transport);
-        if let Some(problem) = address.and_then(|address| opened.difference(transport, &address)) {
+        if let Some(problem) = address.and_then(|address| opened.difference(transport, &address, is_apart)) {
             return Err(Error::Net { rank, transport: transport.name(), problem });
         }
     }

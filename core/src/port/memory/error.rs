@@ -175,8 +175,8 @@ pub enum ConnectError {
     /// The state of the connection does not allow the call.
     #[error("the state of the connection does not allow this")]
     State,
-    /// No process listens at the address.
-    #[error("no process listens at the address")]
+    /// No process listens at the address, as far as its machine says.
+    #[error("no process listens at the address, or a firewall rejects connections to it")]
     NotListening,
     /// The peer refused the connection.
     #[error("the peer refused the connection")]

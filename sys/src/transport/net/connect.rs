@@ -7,7 +7,7 @@ use nemesia_core::port::memory::ConnectError;
 use nemesia_core::port::{PacketPort as _, PeerId};
 use nemesia_core::wire::channel::ChannelRefusal;
 
-use super::{LOOK_EVERY, NetPort, with};
+use super::{CHECK_NETWORK, LOOK_EVERY, NetPort, Transport, with};
 use crate::error::Error;
 use crate::opening::OpeningReport;
 use crate::os::wait_any;
@@ -15,6 +15,10 @@ use crate::os::wait_any;
 /// The most connections that this process requests at once. The other side can only hold a limited number of
 /// requests.
 const AT_ONCE: usize = 16;
+/// The remedy over TCP if the network lets connections through in one direction only: here a rank connects to the lower
+/// ones.
+const ONE_DIRECTION: &str =
+    "; if connections are let through in one direction only, NEMESIA_CONNECT=demand uses it";
 /// The time before a refused request is repeated.
 pub(super) const RETRY_AFTER: Duration = Duration::from_millis(50);
 
@@ -153,13 +157,14 @@ impl NetPort {
         let (rank, count) = (absent(meetings).next().unwrap_or(0), absent(meetings).count());
         let what = if (rank as PeerId) < self.rank { "it did not answer" } else { "it never connected" };
         let last = last_failures[rank].as_deref().map_or_else(String::new, |last| format!(": {last}"));
-        let problem = format!("{what} in time ({count} ranks are missing){last}; did it fail at start?");
+        let direction = if self.transport() == Transport::Tcp { ONE_DIRECTION } else { "" };
+        let problem =
+            format!("{what} in time ({count} ranks are missing){last}; did it fail at start?{direction}");
         self.failed(rank as PeerId, &problem)
     }
 
     fn failed(&self, peer: PeerId, problem: &str) -> Error {
-        let problem =
-            format!("{problem}; check the network between both machines, or set NEMESIA_NET_ADDRESS");
+        let problem = format!("{problem}{CHECK_NETWORK}");
         Error::Net { rank: peer as usize, transport: self.transport().name(), problem }
     }
 }

@@ -1,6 +1,7 @@
 //! Opening the memory ports of a process, and making the port of the world out of one of them.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -109,12 +110,22 @@ impl OpenedPorts {
         address.map_err(Clone::clone)?.ok_or_else(|| "the port accepts no connections".to_owned())
     }
 
-    /// Returns a setting in which this process and a peer with this address of this transport differ, with the remedy,
-    /// if that keeps them from connecting.
-    pub(crate) fn difference(&self, transport: Transport, address: &Address) -> Option<String> {
+    /// Returns what keeps this process and a peer with this address of this transport from connecting, with the remedy,
+    /// if the addresses show it: a setting in which they differ, or addresses at which different machines (`is_apart`)
+    /// do not reach each other.
+    pub(crate) fn difference(
+        &self,
+        transport: Transport,
+        address: &Address,
+        is_apart: bool,
+    ) -> Option<String> {
         match (transport, &self.verbs) {
             (Transport::Verbs, Ok(opened)) => opened.port.difference(address),
-            _ => None,
+            (Transport::Verbs, Err(_)) => None,
+            (Transport::Tcp, _) => {
+                let own = self.address(transport).ok().filter(|_| is_apart)?;
+                misplaced(tcp::ip_of(&own)?, tcp::ip_of(address)?)
+            }
         }
     }
 
@@ -254,6 +265,20 @@ pub(super) fn tcp_options(config: &Config, ranks: u32) -> tcp::Options {
     }
 }
 
+/// Returns what is wrong with the addresses of two machines, if they show that one does not reach the other.
+fn misplaced(own: IpAddr, other: IpAddr) -> Option<String> {
+    if own.is_loopback() || other.is_loopback() {
+        let problem = "one of both has an address that does not leave its machine: set NEMESIA_NET_ADDRESS";
+        return Some(problem.into());
+    }
+    (own == other).then(|| {
+        format!(
+            "both machines have the address {own}, as bridges of containers and virtual machines have (docker0, \
+             virbr0): set NEMESIA_NET_ADDRESS to an interface, or a prefix of addresses, of the network between them"
+        )
+    })
+}
+
 /// Returns the options of a port over an RDMA device for so many ranks, without the choice of a device.
 pub(super) fn device_options(config: &Config, ranks: u32) -> PortOptions {
     PortOptions {
@@ -283,4 +308,18 @@ fn open_verbs(
     }
     try_memory(port, remote.saturating_mul(config.net_streams), config.net_packet_bytes(false))?;
     Ok(opened)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::misplaced;
+
+    #[test]
+    fn machines_that_have_one_address_are_refused_with_the_remedy() {
+        let of = |own: &str, other: &str| misplaced(own.parse().unwrap(), other.parse().unwrap());
+        assert_eq!(of("10.77.0.1", "10.77.0.2"), None);
+        let same = of("172.17.0.1", "172.17.0.1").unwrap();
+        assert!(same.contains("172.17.0.1") && same.contains("set NEMESIA_NET_ADDRESS"), "{same}");
+        assert!(of("127.0.0.1", "10.77.0.2").unwrap().contains("does not leave its machine"));
+    }
 }
