@@ -64,6 +64,10 @@ pub(crate) struct PageTable {
     file: File,
     /// Whether the kernel may know `PAGEMAP_SCAN`.
     scans: bool,
+    /// Whether the descriptor may stay open: connections need descriptors more than page tables do, and the kernel gives
+    /// the smallest number that is free. The limit is read once: another system call at each look would cost as much as
+    /// the look.
+    may_stay: bool,
 }
 
 impl PageTable {
@@ -73,7 +77,8 @@ impl PageTable {
     /// The process is gone, `/proc` is not mounted, or no descriptor is left.
     pub(super) fn open(pid: i32) -> io::Result<Self> {
         let file = File::open(format!("/proc/{pid}/pagemap")).and_then(above_standard)?;
-        Ok(Self { file, scans: true })
+        let may_stay = open_files().is_none_or(|limit| (file.as_raw_fd() as u64) < limit / 2);
+        Ok(Self { file, scans: true, may_stay })
     }
 
     /// As [`PageTable::has_all`], for the page table of a process, which is opened if it is not open.
@@ -88,14 +93,8 @@ impl PageTable {
     ) -> io::Result<bool> {
         let mut pages = kept.take().map_or_else(|| Self::open(pid), Ok)?;
         let answer = pages.has_all(parts, use_);
-        *kept = Some(pages).filter(Self::may_stay);
+        *kept = Some(pages).filter(|pages| pages.may_stay);
         answer
-    }
-
-    /// Returns whether the descriptor may stay open: connections need descriptors more than page tables do, and the
-    /// kernel gives the smallest number that is free.
-    fn may_stay(&self) -> bool {
-        open_files().is_none_or(|limit| (self.file.as_raw_fd() as u64) < limit / 2)
     }
 
     /// Returns whether a use of these parts of the memory waits for no page. A part that is not mapped counts as if it
@@ -196,7 +195,7 @@ fn pages_of(address: u64, len: usize) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::testing::Pages;
+    use crate::os::testing::{self, Pages};
 
     const COUNT: usize = 300;
 
@@ -251,6 +250,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_look_reads_no_limit_and_an_open_table_stays() {
+        const NAME: &str = concat!(module_path!(), "::a_look_reads_no_limit_and_an_open_table_stays");
+        if !testing::is_child() {
+            return testing::run_again(NAME, || Ok(()));
+        }
+        let (pages, mut kept) = (Pages::private(1), None);
+        pages.touch(0);
+        let look = |kept: &mut Option<PageTable>| {
+            let part = std::iter::once((pages.address(0), 1));
+            assert!(PageTable::look(kept, std::process::id() as i32, part, PageUse::Read).unwrap());
+            kept.is_some()
+        };
+        assert!(look(&mut kept));
+        testing::set_limit(libc::RLIMIT_NOFILE, 4).unwrap();
+        assert!(look(&mut kept), "the limit was read again");
+        testing::set_limit(libc::RLIMIT_NOFILE, 64).unwrap();
+        let taken: Vec<_> = (0..40).map_while(|_| File::open("/dev/null").ok()).collect();
+        assert!(!look(&mut None), "its descriptor is one that connections need");
+        drop(taken);
     }
 
     #[test]
