@@ -111,8 +111,8 @@ where
     cold: PeerId,
     idle: u32,
     swept: PeerId,
-    /// The cell that was measured last while it was read, and the code of its pace ([`pace`]).
-    read_pace: Local<(u32, u32)>,
+    /// The peer's cell that was measured last while it was read, and the code of its pace ([`pace`]).
+    read_pace: Local<(u64, u32)>,
     /// A cell that was read and whose release is deferred: the next announcement to its owner returns it, if that
     /// announcement is the next event. In a ping-pong both sides then use one cell each, which stays in their caches,
     /// and touch no other line.
@@ -169,7 +169,7 @@ where
             cold: 0,
             idle: 0,
             swept: 0,
-            read_pace: Local::new((u32::MAX, 0)),
+            read_pace: Local::new(pace::NOT_MEASURED),
             deferred: None,
             defers: false,
             runs: RunTable::new(),

@@ -193,24 +193,31 @@ where
 
     /// Reads bytes of a peer's cell, and measures that if the cell is one of those that are measured.
     #[inline(always)]
-    pub(super) fn read_cell(&self, cells: &PeerPool<'_>, cell: u32, at: usize, to: &mut [u8]) -> bool {
+    pub(super) fn read_cell(
+        &self,
+        (peer, cells): (PeerId, &PeerPool<'_>),
+        cell: u32,
+        at: usize,
+        to: &mut [u8],
+    ) -> bool {
         if to.len() < pace::LEAST || !pace::is_measured(cell) {
             return cells.read(cell, at, to);
         }
         let begun = self.host.ticks();
         let whole = cells.read(cell, at, to);
         if let (Some(begun), Some(now)) = (begun, self.host.ticks()) {
-            self.read_pace.set((cell, pace::code(pace::pace(now.saturating_sub(begun), to.len()))));
+            let pace = pace::pace(now.saturating_sub(begun), to.len());
+            self.read_pace.set((pace::measured_cell(peer, cell), pace::code(pace)));
         }
         whole
     }
 
     /// Returns the entry of a peer's cell that was read: its number, and above it the code of its pace.
     #[inline(always)]
-    pub(super) fn entry_of(&self, cell: u32) -> u32 {
+    pub(in crate::shared) fn entry_of(&self, peer: PeerId, cell: u32) -> u32 {
         match self.read_pace.get() {
-            (measured, code) if measured == cell => {
-                self.read_pace.set((u32::MAX, 0));
+            (measured, code) if measured == pace::measured_cell(peer, cell) => {
+                self.read_pace.set(pace::NOT_MEASURED);
                 cell | code << pace::PACE_AT
             }
             _ => cell,
@@ -309,7 +316,7 @@ where
             return None;
         }
         let cells = link.ends.cells;
-        if !self.read_cell(&cells, cell, 0, to.whole(0, packet.len)?) {
+        if !self.read_cell((peer, &cells), cell, 0, to.whole(0, packet.len)?) {
             return None;
         }
         self.burst = burst;
@@ -337,7 +344,7 @@ where
         let words = PrefixWords::of(packet.envelope.kind, [head as u64, (head >> 64) as u64])?;
         let to = to.whole(0, len).filter(|to| to.len() == len)?;
         let cells = link.ends.cells;
-        if !wanted(peer, &packet.envelope, words) || !self.read_cell(&cells, cell, skip, to) {
+        if !wanted(peer, &packet.envelope, words) || !self.read_cell((peer, &cells), cell, skip, to) {
             return None;
         }
         self.release(Arrival { token: PacketPlace::Announced(cell), ..poll::small(peer, packet) });
@@ -371,7 +378,8 @@ where
         let mut immediate = [0; IMMEDIATE_BYTES];
         let to = place(peer, &packet.envelope)?.get_mut(..len)?;
         let cells = link.ends.cells;
-        if !cells.read(cell, 0, immediate.get_mut(..skip)?) || !self.read_cell(&cells, cell, skip, to) {
+        if !cells.read(cell, 0, immediate.get_mut(..skip)?) || !self.read_cell((peer, &cells), cell, skip, to)
+        {
             return None;
         }
         self.burst = burst;
@@ -386,7 +394,7 @@ where
         if let Some(back) = back {
             self.came_back(peer, back);
         }
-        let entry = self.entry_of(cell);
+        let entry = self.entry_of(peer, cell);
         let due = if self.defers { self.deferred.replace((peer, entry)) } else { Some((peer, entry)) };
         if let Some((peer, entry)) = due {
             self.release_cell(peer, entry);

@@ -11,7 +11,7 @@
 //! stores 340 and 2,500 ns, and 360 and 1,400 ns. So the time of the sender's copy alone is no measure.
 #![forbid(unsafe_code)]
 
-use crate::port::Stores;
+use crate::port::{PeerId, Stores};
 use crate::sync::PayloadMut;
 
 /// One cell of so many is measured, by its number: sender and receiver agree about it. Two readings of the clock take
@@ -43,6 +43,16 @@ const BOUNDS: [u32; 15] =
 #[inline(always)]
 pub(super) const fn is_measured(cell: u32) -> bool {
     cell.is_multiple_of(ONE_OF)
+}
+
+/// Stands for no measured cell, and no pace.
+pub(super) const NOT_MEASURED: (u64, u32) = (u64::MAX, 0);
+
+/// Returns the number by which a measured cell of a peer is remembered until it is returned: cells of several peers have
+/// one number.
+#[inline(always)]
+pub(super) const fn measured_cell(peer: PeerId, cell: u32) -> u64 {
+    (peer as u64) << 32 | cell as u64
 }
 
 /// Returns the ticks of a copy of `len` bytes, not 0, in sixteenths for each KiB.

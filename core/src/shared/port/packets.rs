@@ -163,14 +163,15 @@ where
                 true
             }
             PacketPlace::Cell(cell) | PacketPlace::Announced(cell) => {
-                self.read_cell(&link.ends.cells, *cell, at, to)
+                self.read_cell((arrival.peer, &link.ends.cells), *cell, at, to)
             }
         }
     }
 
     #[inline(always)]
     fn release(&mut self, arrival: Arrival<PacketPlace>) {
-        let entry = if let PacketPlace::Cell(cell) = arrival.token { self.entry_of(cell) } else { 0 };
+        let entry =
+            if let PacketPlace::Cell(cell) = arrival.token { self.entry_of(arrival.peer, cell) } else { 0 };
         let Some(link) = self.link(arrival.peer) else { return };
         link.traffic.expected += 1;
         let tell = match arrival.token {

@@ -240,3 +240,24 @@ fn pages_that_were_never_used_are_filled_by_plain_stores() {
         assert_eq!(zero.traffic(1).non_temporal - before, past, "lap {lap}");
     }
 }
+
+/// Two peers fill cells with the same number. The pace of the copy out of one is not reported of the other.
+#[test]
+fn the_pace_of_a_copy_is_returned_to_the_peer_whose_cell_was_read() {
+    let fabric = Fabric::new(WorldShape { cells: 16, cell_bytes: 8192, ..tiny(3) });
+    fabric.with_memory(|memory| memory.clock = Some(1));
+    let (mut zero, mut one, mut two) = (fabric.port(0), fabric.port(1), fabric.port(2));
+    assert!(send_copy(&mut zero, 2, 1, 8000) && send_copy(&mut one, 2, 2, 8000));
+    let mut packets = vec![];
+    while packets.len() < 2 {
+        if let crate::port::Polled::Packet(arrival) = two.poll() {
+            let PacketPlace::Announced(cell) = arrival.token else { panic!("{arrival:?}") };
+            assert!(two.read(&arrival, 0, &mut [0; 8000]));
+            let [other, own] = [1 - arrival.peer, arrival.peer].map(|peer| two.entry_of(peer, cell));
+            assert_eq!(other, cell);
+            assert!(own > cell, "the cell is among those that are measured");
+            packets.push(arrival.peer);
+            two.release(arrival);
+        }
+    }
+}
