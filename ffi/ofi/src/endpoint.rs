@@ -17,8 +17,14 @@ use crate::service::{ServiceListener, ServicePlace};
 use crate::state::{Domain, EndpointObject, domain_of};
 use crate::{atomic, message, one_sided, tagged};
 
-/// The operations that counters count.
-const COUNTED: u64 = fi::FI_SEND as u64 | fi::FI_RECV as u64 | fi::FI_READ as u64 | fi::FI_WRITE as u64;
+/// The operations that counters count. Of those of peers, these are the writes with data: others are counted on endpoints
+/// with FI_RMA_EVENT only, which is not offered.
+const COUNTED: u64 = fi::FI_SEND as u64
+    | fi::FI_RECV as u64
+    | fi::FI_READ as u64
+    | fi::FI_WRITE as u64
+    | fi::FI_REMOTE_READ as u64
+    | fi::FI_REMOTE_WRITE as u64;
 
 static FID: FidOps = FidOps::new(close, bind, control);
 static OPS: Constant<fi_ops_ep> = Constant(fi_ops_ep {
@@ -139,8 +145,7 @@ unsafe extern "C" fn bind(fid: *mut fid, other: *mut fid, flags: u64) -> c_int {
                 // SAFETY: a counter of this provider, by its class.
                 let counter: &CounterObject = unsafe { object(other) }?;
                 check_domain(it, &counter.domain)?;
-                // Operations of peers are not counted: that needs FI_RMA_EVENT, which is not offered. A counter
-                // without flags counts nothing.
+                // A counter without flags counts nothing.
                 if flags & !COUNTED != 0 {
                     return Err(Errno::BAD_FLAGS);
                 }

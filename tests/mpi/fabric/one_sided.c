@@ -100,12 +100,12 @@ static void lists_and_injected(void) {
     withdraw(&all);
 }
 
-/* A write with data: its target reports it, after the bytes are there. */
+/* A write with data: its target reports and counts it, after the bytes are there. */
 static void data_beside_writes(void) {
     enum { COUNT = 200 };
     struct exposed all;
     unsigned char *bytes = malloc(70000);
-    expose(&all, &(struct options){0}, ALL);
+    expose(&all, &(struct options){.counted = FI_REMOTE_READ | FI_REMOTE_WRITE}, ALL);
     struct side *it = &all.it;
     CHECK(bytes != NULL);
     for (unsigned at = 0; at < COUNT; at++) {
@@ -130,6 +130,7 @@ static void data_beside_writes(void) {
             CHECK(entry.len == length && is_filled(all.memory + 128, length, at));
         }
         meet(it);
+        CHECK(fi_cntr_read(it->progress) == (rank == 1 ? at + 1 : 0));
     }
     withdraw(&all);
     free(bytes);

@@ -70,7 +70,7 @@ struct side {
     struct fid_domain *domain;
     struct fid_av *av;
     struct fid_cq *cq;
-    struct fid_cntr *progress; /* it counts nothing: its reads make progress */
+    struct fid_cntr *progress; /* its reads make progress; it counts what the options name */
     struct fid_ep *ep;
     unsigned char own[ADDRESS], others[ADDRESS];
     fi_addr_t me, peer;
@@ -81,6 +81,7 @@ struct side {
 struct options {
     uint64_t caps; /* 0: what the provider gives */
     uint64_t tx_flags, rx_flags, cq_flags;
+    uint64_t counted;
     enum fi_cq_format format;
     enum fi_wait_obj wait;
     enum fi_threading threading;
@@ -157,6 +158,7 @@ static void open_endpoint(struct side *it, const struct options *options) {
     OK(fi_endpoint(it->domain, it->info, &it->ep, NULL));
     OK(fi_ep_bind(it->ep, &it->av->fid, 0));
     OK(fi_ep_bind(it->ep, &it->cq->fid, FI_SEND | FI_RECV | options->cq_flags));
+    if (options->counted) OK(fi_ep_bind(it->ep, &it->progress->fid, options->counted));
     OK(fi_enable(it->ep));
     OK(fi_getname(&it->ep->fid, it->own, &length));
     CHECK(length == ADDRESS);

@@ -87,6 +87,7 @@ impl Port {
         for Written { from, data, len } in self.inbox.take() {
             let source = self.source_of(from, around);
             let len = usize::try_from(len).unwrap_or(usize::MAX);
+            self.count(fi::FI_REMOTE_WRITE.into(), true);
             let Some(bound) = self.receive_queue else { continue };
             let Some(queue) = around.queues.get(bound.queue) else { continue };
             queue.entries.push_back(Entry { flags: FLAGS, len, data, source, ..Entry::default() });
