@@ -47,7 +47,7 @@ use core::fmt;
 use core::time::Duration;
 
 pub use options::PlacementOptions;
-pub use stream::{ByteStream, Interest, LISTENER, StreamResult, StreamTransport};
+pub use stream::{ByteStream, Interest, LISTENER, PullResult, StreamResult, StreamTransport};
 
 use super::memory::{
     Address, Armed, Completion, CompletionSource, ConnectError, Connection, ConnectionState, Event, Facts,

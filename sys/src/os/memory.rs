@@ -27,6 +27,8 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 
 use nemesia_core::payload::{MOST_RANGES, ReceiveList};
 use nemesia_core::port::RemoteRun;
@@ -35,8 +37,16 @@ use nemesia_core::wire::listed::MOST_RUNS;
 use super::call::{checked_long, uninterrupted};
 use super::descriptor::above_standard;
 use super::life::PeerLife;
-use super::pagemap::{PageTable, PageUse};
+use super::mapping::without_signals;
+use super::numa::page_size;
+use super::pagemap::{self, PageTable, PageUse};
 
+/// The most threads that wait for pages: any number of connections may have offered pages that never arrive.
+const MOST_FETCHES: usize = 16;
+/// The stack of such a thread.
+const STACK: usize = 64 << 10;
+/// The number of such threads. It protects no memory.
+static FETCHES: AtomicUsize = AtomicUsize::new(0);
 /// The bytes of an [`IdentityStamp`].
 const STAMP_BYTES: usize = 8;
 /// An address at which no process can have memory: the last page belongs to the kernel.
@@ -133,7 +143,7 @@ impl RemoteMemory {
     pub fn permitted(&self) -> Result<(), CopyError> {
         let mut byte = 0;
         // SAFETY: the local part names our own variable.
-        match unsafe { self.transfer(&[part(&raw mut byte, 1)], &[remote(NOWHERE, 1)]) } {
+        match unsafe { transfer(self.pid, &[part(&raw mut byte, 1)], &[remote(NOWHERE, 1)]) } {
             // The kernel checks the permission first.
             Err(CopyError::Unreadable) => match PageTable::open(self.pid) {
                 Err(error) if unknown(&error) != CopyError::Absent => {
@@ -152,7 +162,7 @@ impl RemoteMemory {
         let mut stamp = [0; STAMP_BYTES];
         let own = part(stamp.as_mut_ptr(), STAMP_BYTES);
         // SAFETY: `own` names our own array.
-        match unsafe { self.transfer(&[own], &[remote(self.stamp.address, STAMP_BYTES)]) } {
+        match unsafe { transfer(self.pid, &[own], &[remote(self.stamp.address, STAMP_BYTES)]) } {
             Ok(STAMP_BYTES) if u64::from_le_bytes(stamp) == self.stamp.value => Ok(()),
             // The process may be read, but its memory does not hold the stamp.
             Ok(_) | Err(CopyError::Unreadable) => Err(CopyError::OtherProcess),
@@ -210,7 +220,7 @@ impl RemoteMemory {
         let remote = [remote(address, len), remote(self.stamp.address, STAMP_BYTES)];
         let parts = 1 + usize::from(!self.is_known());
         // SAFETY: the caller's promise about the bytes; the buffer of the stamp is a local variable.
-        let moved = unsafe { self.transfer(&local[..parts], &remote[..parts]) };
+        let moved = unsafe { transfer(self.pid, &local[..parts], &remote[..parts]) };
         let verdict = self.verdict(moved, len, stamp);
         if verdict.is_err() {
             // SAFETY: the caller's promise: the bytes may be written.
@@ -241,7 +251,7 @@ impl RemoteMemory {
             remote[..remotes - unread].iter().map(|part| (part.iov_base.addr() as u64, part.iov_len));
         self.look(wanted, false, PageUse::Read)?;
         // SAFETY: the list guarantees that its pieces may be written; the buffer of the stamp is a local variable.
-        let moved = unsafe { self.transfer(&local[..locals - unread], &remote[..remotes - unread]) };
+        let moved = unsafe { transfer(self.pid, &local[..locals - unread], &remote[..remotes - unread]) };
         let verdict = self.verdict(moved, to.len(), stamp);
         if verdict.is_err() {
             for piece in to.pieces() {
@@ -284,20 +294,20 @@ impl RemoteMemory {
         }
     }
 
-    /// Reads `remote` into `local`. Returns the number of bytes read.
-    ///
-    /// # Safety
-    /// `local` names memory that is mapped writable and may be written during the call.
-    unsafe fn transfer(&self, local: &[libc::iovec], remote: &[libc::iovec]) -> Result<usize, CopyError> {
-        let (locals, remotes) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
-        let moved = uninterrupted(|| {
-            // SAFETY: the caller's promise about `local`; the kernel writes no more than its length, and checks
-            // `remote` against the other process.
-            checked_long(unsafe {
-                libc::process_vm_readv(self.pid, local.as_ptr(), locals, remote.as_ptr(), remotes, 0)
-            } as _)
-        });
-        moved.map(|moved| moved as usize).map_err(|error| refusal(&error))
+    /// Begins to wait for the pages of these bytes in a thread of its own. `None` if there is no thread for that now.
+    pub(crate) fn fetch(&self, address: u64, len: usize) -> Option<PageFetch> {
+        let (pid, stamp) = (self.pid, self.stamp.address);
+        let (start, end) = pagemap::pages_of(address, len)?;
+        PageFetch::begin(move || {
+            let pages = (start..end).step_by(page_size()).chain([stamp]);
+            let mut byte = 0;
+            for page in pages {
+                // SAFETY: the local part names our own variable.
+                if unsafe { transfer(pid, &[part(&raw mut byte, 1)], &[remote(page, 1)]) }.is_err() {
+                    break;
+                }
+            }
+        })
     }
 
     /// Copies `from` to `address`; the bytes there are unspecified after an error. `is_alive` is called once,
@@ -352,6 +362,53 @@ impl RemoteMemory {
             _ => Err(CopyError::OtherProcess),
         }
     }
+}
+
+/// A wait for pages of another process, in a thread of its own: no other thread waits. If it is dropped, the thread ends
+/// when the pages are there, or when their process has ended.
+#[derive(Debug)]
+pub(crate) struct PageFetch(JoinHandle<()>);
+
+impl PageFetch {
+    /// Runs `wait` in another thread, unless there are as many as may be.
+    fn begin(wait: impl FnOnce() + Send + 'static) -> Option<Self> {
+        if FETCHES.fetch_add(1, Ordering::Relaxed) >= MOST_FETCHES {
+            FETCHES.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        let thread = without_signals(|| {
+            let builder = std::thread::Builder::new().name("nemesia-pages".into()).stack_size(STACK);
+            builder.spawn(move || {
+                wait();
+                FETCHES.fetch_sub(1, Ordering::Relaxed);
+            })
+        });
+        if thread.is_err() {
+            FETCHES.fetch_sub(1, Ordering::Relaxed);
+        }
+        thread.ok().map(Self)
+    }
+
+    /// Returns whether the wait has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.is_finished()
+    }
+}
+
+/// Reads `remote` of a process into `local`. Returns the number of bytes read.
+///
+/// # Safety
+/// `local` names memory that is mapped writable and may be written during the call.
+unsafe fn transfer(pid: i32, local: &[libc::iovec], remote: &[libc::iovec]) -> Result<usize, CopyError> {
+    let (locals, remotes) = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
+    let moved = uninterrupted(|| {
+        // SAFETY: the caller's promise about `local`; the kernel writes no more than its length, and checks
+        // `remote` against the other process.
+        checked_long(unsafe {
+            libc::process_vm_readv(pid, local.as_ptr(), locals, remote.as_ptr(), remotes, 0)
+        } as _)
+    });
+    moved.map(|moved| moved as usize).map_err(|error| refusal(&error))
 }
 
 /// Returns the error of a failed look at the page table. A shortage may pass.
@@ -412,7 +469,6 @@ pub fn allow_any_reader() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::numa::page_size;
     use crate::os::testing::{Pages, is_child, run_again, skipped, take_descriptors};
 
     fn ourselves(stamp: &u64) -> RemoteMemory {

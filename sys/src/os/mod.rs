@@ -76,6 +76,7 @@ pub use closer::ForeignFd;
 pub use error::{Bytes, ShmError};
 pub(crate) use forked::close_in_children;
 pub use handoff::{Credentials, Departure, HandoffConnection, HandoffListener};
+pub(crate) use memory::PageFetch;
 pub use memory::{CopyError, IdentityStamp, RemoteMemory, allow_any_reader};
 pub(crate) use origin::ProcessOrigin;
 pub(crate) use pagemap::{PageTable, PageUse};

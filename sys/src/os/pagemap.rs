@@ -186,7 +186,7 @@ impl PageTable {
 }
 
 /// Returns the pages of a part: the first address, and the one behind the last. `None` if there are no such addresses.
-fn pages_of(address: u64, len: usize) -> Option<(u64, u64)> {
+pub(super) fn pages_of(address: u64, len: usize) -> Option<(u64, u64)> {
     let page = page_size() as u64;
     let end = address.checked_add(len as u64)?.checked_next_multiple_of(page)?;
     Some((address - address % page, end))

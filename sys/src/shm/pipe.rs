@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::payload::{GatherList, ScatterList};
 use nemesia_core::port::memory::{Address, ConnectError, Origin};
-use nemesia_core::port::placement::{ByteStream, StreamResult};
+use nemesia_core::port::placement::{ByteStream, PullResult, StreamResult};
 use nemesia_core::shared::layout::{Extent, LayoutError};
 use nemesia_core::shared::ring::{ByteReader, ByteRing, ByteWriter};
 use nemesia_core::shared::sleep::{Payer, Sleep, SleepWord, WakeReason, Waking};
@@ -41,8 +41,8 @@ use nemesia_core::sync::{FenceMode, PayloadMut, Word64};
 
 pub use crate::os::allow_any_reader;
 use crate::os::{
-    self, Access, HandoffConnection, HandoffListener, IdentityStamp, PageTable, PageUse, RemoteMemory,
-    Segment, SegmentOptions, ShmError, Watch,
+    self, Access, CopyError, HandoffConnection, HandoffListener, IdentityStamp, PageFetch, PageTable,
+    PageUse, RemoteMemory, Segment, SegmentOptions, ShmError, Watch,
 };
 pub use crate::placement::{Options, PlacementPort};
 use crate::placement::{PolledStream, StreamSource, count_call, open, transferred};
@@ -123,6 +123,8 @@ pub struct Pipe {
     stamp: IdentityStamp,
     copying: Copying,
     memory: Option<RemoteMemory>,
+    /// Pages that the peer has offered, and that are not in memory.
+    fetch: Option<PageFetch>,
     /// The page table of this process, if it is open.
     own_pages: Option<PageTable>,
     /// The peer is gone, or the connection has ended.
@@ -156,6 +158,7 @@ impl Pipe {
             stamp,
             copying,
             memory: None,
+            fetch: None,
             own_pages: None,
             ended: false,
             finished: false,
@@ -404,15 +407,26 @@ unsafe impl ByteStream for Pipe {
         PageTable::look(&mut self.own_pages, std::process::id() as i32, part, PageUse::Read).unwrap_or(false)
     }
 
-    fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> bool {
-        let Some(memory) = &mut self.memory else { return false };
+    fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> PullResult {
+        let Some(memory) = &mut self.memory else { return PullResult::Failed };
+        let is_waiting = self.fetch.take_if(|fetch| fetch.is_over()).is_none() && self.fetch.is_some();
+        // The owner has looked, too, if it is honest. What left since then is a page of a file.
+        let present = if is_waiting { Err(CopyError::Absent) } else { memory.is_present(from, into.bytes()) };
+        if present == Err(CopyError::Absent) && !self.connection.has_disconnected() {
+            if !is_waiting {
+                self.fetch = memory.fetch(from, into.bytes());
+            }
+            return PullResult::Later;
+        }
         let mut at = from;
-        into.pieces().iter().all(|part| {
-            // SAFETY: `ScatterList` guarantees that its pieces may be written.
-            let read = unsafe { memory.read_into(at, part.base, part.len) }.is_ok();
-            at = at.wrapping_add(part.len as u64);
-            read
-        }) && !self.connection.has_disconnected()
+        let is_read = present.is_ok()
+            && into.pieces().iter().all(|part| {
+                // SAFETY: `ScatterList` guarantees that its pieces may be written.
+                let read = unsafe { memory.read_into(at, part.base, part.len) }.is_ok();
+                at = at.wrapping_add(part.len as u64);
+                read
+            });
+        if is_read && !self.connection.has_disconnected() { PullResult::Done } else { PullResult::Failed }
     }
 
     fn withdraw(&mut self) {

@@ -6,10 +6,12 @@ use std::rc::Rc;
 
 use nemesia_core::payload::{GatherList, LentMemory, ScatterList};
 use nemesia_core::port::memory::{Address, ConnectError, LostError, Origin};
-use nemesia_core::port::placement::{ByteStream, Interest, StreamResult, StreamTransport};
+use nemesia_core::port::placement::{ByteStream, Interest, PullResult, StreamResult, StreamTransport};
 
 use super::network::Network;
 
+/// Once in so many times, the bytes that are to be pulled are not in memory.
+const ABSENT: usize = 4;
 /// The prefix of an address.
 const MARK: &[u8; 4] = b"str1";
 
@@ -106,12 +108,15 @@ unsafe impl ByteStream for SimStream {
         self.network.borrow().conditions.pulls
     }
 
-    fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> bool {
+    fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> PullResult {
         let mut network = self.network.borrow_mut();
         check(&network.kept_off, into);
         let other = network.pair(self.pair).map(|pair| &pair.ends[1 - self.side]);
         if other.is_none_or(|other| other.gone || other.withdrawn) {
-            return false;
+            return PullResult::Failed;
+        }
+        if network.rng.one_in(ABSENT) {
+            return PullResult::Later;
         }
         let len = into.pieces().iter().map(|piece| piece.len).sum();
         let mut bytes = vec![0; len];
@@ -119,7 +124,8 @@ unsafe impl ByteStream for SimStream {
         // SAFETY: the other end has reported this memory of its port, and has it until it is told that it was
         // read, withdraws, or is dropped; all of these happen in this thread.
         let theirs = unsafe { LentMemory::from_readable(base, len) };
-        theirs.read(0, &mut bytes) && into.fill(&bytes) == len
+        let is_read = theirs.read(0, &mut bytes) && into.fill(&bytes) == len;
+        if is_read { PullResult::Done } else { PullResult::Failed }
     }
 
     fn withdraw(&mut self) {

@@ -7,7 +7,7 @@ use super::link::{
     PlacementReply, PlacementWork, WorkBytes,
 };
 use super::regions::{NOWHERE, PlacementParts, PlacementRegions, Reach};
-use super::{ByteStream, PlacementStorage, STAGE_BYTES, StreamResult};
+use super::{ByteStream, PlacementStorage, PullResult, STAGE_BYTES, StreamResult};
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::ScatterList;
@@ -32,8 +32,10 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
         self.more_input = false;
         for _ in 0..CALLS {
             if self.incoming.is_some_and(|it| it.source.is_some()) {
-                self.pull(regions, reports)?;
-                continue;
+                if self.pull(regions, reports)? {
+                    continue;
+                }
+                break;
             }
             let (ahead, is_between) = (self.expected(), self.is_between_frames());
             let direct = self.incoming.filter(|it| self.input.is_empty() && it.len - it.done >= DIRECT);
@@ -82,14 +84,16 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
         Ok(())
     }
 
-    /// Reads the next part of a payload from the peer's memory.
+    /// Reads the next part of a payload from the peer's memory. Returns whether the bytes were there.
     fn pull(
         &mut self,
         regions: &PlacementRegions<P>,
         reports: &mut PendingReports<P>,
-    ) -> Result<(), LinkEnd> {
-        let (Some(mut incoming), Some(stream)) = (self.incoming, self.stream.as_mut()) else { return Ok(()) };
-        let Some(source) = incoming.source else { return Ok(()) };
+    ) -> Result<bool, LinkEnd> {
+        let (Some(mut incoming), Some(stream)) = (self.incoming, self.stream.as_mut()) else {
+            return Ok(false);
+        };
+        let Some(source) = incoming.source else { return Ok(false) };
         let count = (incoming.len - incoming.done).min(PULLED);
         let (mut list, mut last) = (ScatterList::new(), [0; LAST]);
         let held = if incoming.done + count == incoming.len { incoming.held() } else { 0 };
@@ -98,11 +102,13 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
         }
         let last = &mut last[..held as usize];
         list.push(last);
-        if !stream.pull(source.wrapping_add(incoming.done), &mut list) {
-            return Err(match incoming.what {
-                IncomingKind::Reply => LinkEnd::work(self.next_reply, WorkError::RemoteOperation),
-                _ => LinkEnd::refuse(Reason::Failed),
-            });
+        match (stream.pull(source.wrapping_add(incoming.done), &mut list), incoming.what) {
+            (PullResult::Done, _) => {}
+            (PullResult::Later, _) => return Ok(false),
+            (PullResult::Failed, IncomingKind::Reply) => {
+                return Err(LinkEnd::work(self.next_reply, WorkError::RemoteOperation));
+            }
+            (PullResult::Failed, _) => return Err(LinkEnd::refuse(Reason::Failed)),
         }
         incoming.done += count;
         if !regions.scatter(&incoming.parts, incoming.done - held, last) {
@@ -115,7 +121,7 @@ impl<S: ByteStream, P: PlacementStorage> PlacementLink<S, P> {
             self.arrived(incoming, reports);
             self.digest(regions, reports)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Executes the bytes that were read.

@@ -94,11 +94,10 @@ pub unsafe trait ByteStream {
         true
     }
 
-    /// Copies from the peer's memory. Returns false if that failed, or if the peer may have revoked it
-    /// meanwhile ([`ByteStream::withdraw`]); the copied bytes are then arbitrary.
-    fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> bool {
+    /// Copies from the peer's memory, without waiting for pages of the peer.
+    fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> PullResult {
         let _ = (from, into);
-        false
+        PullResult::Failed
     }
 
     /// Revokes the memory that the peer may pull. Afterwards the stream has no other use.
@@ -124,6 +123,18 @@ pub unsafe trait ByteStream {
 
     /// Ends the outgoing stream.
     fn finish(&mut self);
+}
+
+/// The result of a copy from the peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullResult {
+    /// All bytes are there.
+    Done,
+    /// The bytes are not all in memory. Nothing was copied; a later try may succeed.
+    Later,
+    /// It failed, or the peer may have revoked the memory meanwhile ([`ByteStream::withdraw`]). The copied bytes are
+    /// arbitrary.
+    Failed,
 }
 
 /// A source of streams.

@@ -201,6 +201,63 @@ fn a_peer_reads_no_pages_that_their_owner_does_not_have() {
     assert!(!pipe.may_lend(pages.address(0), 19 * page + 1));
 }
 
+/// A hostile peer offers pages that it keeps back. The thread that makes progress does not wait for them, and other
+/// peers go on. Pages that come later are read.
+#[test]
+fn pages_that_a_peer_keeps_back_are_not_waited_for() {
+    let mut victim = Victim::new();
+    let mut pipes =
+        Pipes { listener: HandoffListener::bind().unwrap(), stamp: Box::new(99), copying: Copying::Kernel };
+    let mut friend = honest(&mut victim);
+    let pages = os::testing::Pages::private(16);
+    (0..15).for_each(|page| pages.touch(page));
+    let Some(withheld) = pages.withhold() else {
+        return os::testing::skipped(
+            "the kernel does not let this user withhold pages from it (userfaultfd)",
+        );
+    };
+    let (ended, watched) = std::sync::mpsc::channel();
+    // Ends the waits, so that a thread that waits in vain fails this test.
+    let guard = std::thread::spawn(move || {
+        let in_time = watched.recv_timeout(Duration::from_secs(30)).is_ok();
+        drop(withheld);
+        in_time
+    });
+    let key = victim.open.1;
+    let offered = |victim: &mut Victim, pipes: &mut Pipes| {
+        let (mut pipe, connection) = enemy(victim, pipes);
+        let len = pages.len() as u32;
+        let (bytes, count) =
+            Frame::WriteFrom { len, to: key.at(0), immediate: None, source: pages.address(0) }.encode();
+        write(&mut pipe, &bytes[..count]);
+        (0..20).for_each(|_| victim.turn());
+        assert_eq!(victim.port.state(connection), ConnectionState::Ready);
+        (pipe, connection)
+    };
+    let (kept, waiting) = offered(&mut victim, &mut pipes);
+    let (left, gone) = offered(&mut victim, &mut pipes);
+    still_works(&mut victim, &mut friend);
+    drop(left);
+    while victim.port.state(gone) == ConnectionState::Ready {
+        victim.turn();
+    }
+    still_works(&mut victim, &mut friend);
+    ended.send(()).unwrap();
+    assert!(guard.join().unwrap(), "a page was waited for");
+    // SAFETY: inside the memory of the victim.
+    let last = || unsafe { victim.bytes.cast::<u8>().add(15 * os::numa::page_size()).read_volatile() };
+    assert_eq!(last(), 0x44);
+    while last() != 0 {
+        victim.port.poll(&mut [Completion::EMPTY; 16]);
+    }
+    assert_eq!(victim.port.state(waiting), ConnectionState::Ready);
+    drop(kept);
+    let Victim { port, bytes, .. } = victim;
+    drop((port, friend));
+    // SAFETY: made so by `Victim::new`; the port is gone.
+    drop(unsafe { Box::from_raw(bytes) });
+}
+
 #[test]
 fn a_first_packet_of_another_kind_ends_the_stream() {
     let mut victim = Victim::new();
