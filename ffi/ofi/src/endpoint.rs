@@ -17,8 +17,8 @@ use crate::service::{ServiceListener, ServicePlace};
 use crate::state::{Domain, EndpointObject, domain_of};
 use crate::{atomic, message, one_sided, tagged};
 
-/// The operations that counters count. Of those of peers, these are the writes with data: others are counted on endpoints
-/// with FI_RMA_EVENT only, which is not offered.
+/// The operations that counters count. Of those of peers, these are the writes with data: others are counted on
+/// endpoints with FI_RMA_EVENT only, which is not offered.
 const COUNTED: u64 = fi::FI_SEND as u64
     | fi::FI_RECV as u64
     | fi::FI_READ as u64

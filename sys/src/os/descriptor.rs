@@ -50,9 +50,9 @@ pub(crate) fn pair() -> io::Result<(UnixStream, UnixStream)> {
     Ok((above_standard(one)?, above_standard(other)?))
 }
 
-/// Listens at an address of this machine, without blocking. The kernel queues as many connections as the system permits
-/// (the standard library asks for 128): if the queue is full, it drops requests, and callers repeat theirs after
-/// seconds only.
+/// Listens at an address of this machine, without blocking. The kernel queues as many connections as the system
+/// permits (the standard library asks for 128): if the queue is full, it drops requests, and callers repeat theirs
+/// after seconds only.
 pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(at).and_then(above_standard)?;
     // SAFETY: takes no pointers.

@@ -364,8 +364,8 @@ impl RemoteMemory {
     }
 }
 
-/// A wait for pages of another process, in a thread of its own: no other thread waits. If it is dropped, the thread ends
-/// when the pages are there, or when their process has ended.
+/// A wait for pages of another process, in a thread of its own: no other thread waits. If it is dropped, the thread
+/// ends when the pages are there, or when their process has ended.
 #[derive(Debug)]
 pub(crate) struct PageFetch(JoinHandle<()>);
 

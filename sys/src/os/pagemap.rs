@@ -64,9 +64,9 @@ pub(crate) struct PageTable {
     file: File,
     /// Whether the kernel may know `PAGEMAP_SCAN`.
     scans: bool,
-    /// Whether the descriptor may stay open: connections need descriptors more than page tables do, and the kernel gives
-    /// the smallest number that is free. The limit is read once: another system call at each look would cost as much as
-    /// the look.
+    /// Whether the descriptor may stay open: connections need descriptors more than page tables do, and the kernel
+    /// gives the smallest number that is free. The limit is read once: another system call at each look would cost as
+    /// much as the look.
     may_stay: bool,
 }
 

@@ -178,7 +178,8 @@ pub(crate) fn take_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
-/// Lets the kernel refuse a system call to this thread, and those that it starts, as a container does; for [`run_again`].
+/// Lets the kernel refuse a system call to this thread, and those that it starts, as a container does; for
+/// [`run_again`].
 pub(crate) fn refuse_call(number: libc::c_long) {
     let instruction = |code: u32, jump_unequal: u8, k: u32| libc::sock_filter {
         code: code as u16,

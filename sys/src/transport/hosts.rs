@@ -666,7 +666,7 @@ mod tests {
         }
     }
 
-    /// Returns what rank 0 of two on different machines has after the choice of the transport. Both have TCP.
+    /// Returns what rank 0 of two that share no memory has after the choice of the transport. Both have TCP.
     fn chosen(config: &Config, have_devices: [bool; 2]) -> Result<RemoteRanks, Error> {
         // The device itself is not needed: the cards decide.
         let without_device = Config::default().net(NetChoice::Tcp).net_address(Some("127.0.0.1"));
@@ -680,7 +680,7 @@ mod tests {
         });
         let member = WorldMember { rank: 0, incarnation: 0, world: 1, key: JobKey::from_bytes([3; 32]) };
         let origin = Arc::new(ProcessOrigin::here(1).unwrap());
-        choose(config, (opened, None), member, (&[host("a", "1"), host("b", "1")], &cards), &origin)
+        choose(config, (opened, None), member, (&[host(APART, "1"), host(APART, "1")], &cards), &origin)
     }
 
     #[test]

@@ -34,7 +34,7 @@ use crate::os::{ProcessOrigin, wait_any};
 use crate::tcp::TcpPort;
 use crate::verbs::VerbsPort;
 pub use bill::{NetBill, NetUsage, TransportBill};
-pub(crate) use calls::{CHECK_NETWORK, HeardNetCall, NetCallOutcome, NetCalls, UnansweredCall};
+pub(crate) use calls::{HeardNetCall, NetCallOutcome, NetCalls, UnansweredCall};
 pub(crate) use choice::{NotOpen, device_preference, listen_tcp, open_device, tcp_place};
 use fabric::{Fabric as _, FabricChannel};
 use growing::GrowingPeers;
@@ -44,6 +44,9 @@ use rejoin::NetRejoin;
 pub(crate) use rejoin::{NetAnswer, RemoteMember};
 use streams::FurtherStreams;
 
+/// The remedy if the network between two processes is at fault.
+pub(crate) const CHECK_NETWORK: &str =
+    "; check the network between both machines and their firewalls, or set NEMESIA_NET_ADDRESS";
 /// What a connection over TCP stages in each direction, and the room of what it reads ahead.
 const STREAM_BYTES: u64 = 2 * (16 << 10) + (64 << 10);
 /// The longest wait between two looks at connections that close.

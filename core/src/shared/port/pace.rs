@@ -48,8 +48,8 @@ pub(super) const fn is_measured(cell: u32) -> bool {
 /// Stands for no measured cell, and no pace.
 pub(super) const NOT_MEASURED: (u64, u32) = (u64::MAX, 0);
 
-/// Returns the number by which a measured cell of a peer is remembered until it is returned: cells of several peers have
-/// one number.
+/// Returns the number by which a measured cell of a peer is remembered until it is returned: cells of several peers
+/// have one number.
 #[inline(always)]
 pub(super) const fn measured_cell(peer: PeerId, cell: u32) -> u64 {
     (peer as u64) << 32 | cell as u64

@@ -51,7 +51,7 @@ use crate::os::shortage::{Shortage, arrived_stream, listening};
 use crate::os::{self, ShmError, Watch, random};
 use crate::tcp::{SocketOptions, set_traffic_class};
 use outgoing::OutgoingNetCall;
-pub(crate) use outgoing::{CHECK_NETWORK, NetCallOutcome, UnansweredCall};
+pub(crate) use outgoing::{NetCallOutcome, UnansweredCall};
 use socket::{CallLoss, CallSocket};
 
 /// The number of the world of calls: they are made outside of any.
@@ -62,8 +62,8 @@ const NO_RANK: u32 = 0;
 const MOST_STRANGERS: usize = 128;
 /// The most calls that are not decided or not confirmed.
 const MOST_HEARD: usize = 256;
-/// The connections that are accepted before the present ones are read: no more than places, so that a connection keeps
-/// its place until it was read once.
+/// The connections that are accepted before the present ones are read: no more than places, so that a connection
+/// keeps its place until it was read once.
 const AT_ONCE: usize = MOST_STRANGERS;
 /// The time within which a request, and a confirmation, must arrive.
 const PATIENCE: Duration = Duration::from_secs(5);

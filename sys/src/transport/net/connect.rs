@@ -7,7 +7,7 @@ use nemesia_core::port::memory::ConnectError;
 use nemesia_core::port::{PacketPort as _, PeerId};
 use nemesia_core::wire::channel::ChannelRefusal;
 
-use super::{CHECK_NETWORK, LOOK_EVERY, NetPort, Transport, with};
+use super::{AnyChannel, CHECK_NETWORK, LOOK_EVERY, NetPort, with};
 use crate::error::Error;
 use crate::opening::OpeningReport;
 use crate::os::wait_any;
@@ -157,7 +157,7 @@ impl NetPort {
         let (rank, count) = (absent(meetings).next().unwrap_or(0), absent(meetings).count());
         let what = if (rank as PeerId) < self.rank { "it did not answer" } else { "it never connected" };
         let last = last_failures[rank].as_deref().map_or_else(String::new, |last| format!(": {last}"));
-        let direction = if self.transport() == Transport::Tcp { ONE_DIRECTION } else { "" };
+        let direction = if matches!(self.any, AnyChannel::Tcp(_)) { ONE_DIRECTION } else { "" };
         let problem =
             format!("{what} in time ({count} ranks are missing){last}; did it fail at start?{direction}");
         self.failed(rank as PeerId, &problem)

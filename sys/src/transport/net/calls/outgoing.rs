@@ -12,13 +12,11 @@ use nemesia_core::wire::call::{CallAcceptance, CallMessage, CallRequest};
 use nemesia_core::wire::channel::CloseReason;
 use nemesia_core::wire::hello::{Challenge, Proof};
 
+use super::super::CHECK_NETWORK;
 use super::socket::{CallLoss, CallSocket};
 use super::{CALLS_WORLD, NO_RANK, NetCalls, OpeningLink};
 use crate::os::Watch;
 
-/// The remedy if the network between two processes is at fault.
-pub(crate) const CHECK_NETWORK: &str =
-    "; check the network between both machines and their firewalls, or set NEMESIA_NET_ADDRESS";
 /// The other remedy, if the network lets connections through in one direction only.
 const OTHER_DIRECTION: &str = "; if only connections from there to here are let through, an operation there that names \
                                this process connects both";
