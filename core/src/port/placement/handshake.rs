@@ -13,7 +13,9 @@ use crate::wire::placement::{FIXED_BYTES, HANDSHAKE_BYTES, Handshake, HandshakeE
 /// refusal.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The bytes of a refused peer that are discarded at once.
-const DISCARD: usize = 16 << 10;
+const DISCARD: usize = 1 << 10;
+/// The reads of a stream that is discarded, in one poll.
+const READS: usize = 16;
 
 /// Reads available bytes into `bytes`.
 pub(super) fn read_some<S: ByteStream>(stream: &mut S, bytes: &mut [u8]) -> StreamResult {
@@ -124,6 +126,13 @@ impl<S: ByteStream, B: BorrowMut<[u8]>> LingeringClose<S, B> {
             self.stream.finish();
         }
         let mut discard = [0; DISCARD];
-        !matches!(read_some(&mut self.stream, &mut discard), StreamResult::Ended | StreamResult::Failed(_))
+        for _ in 0..READS {
+            match read_some(&mut self.stream, &mut discard) {
+                StreamResult::Bytes(_) => {}
+                StreamResult::Blocked => break,
+                StreamResult::Ended | StreamResult::Failed(_) => return false,
+            }
+        }
+        true
     }
 }
