@@ -76,7 +76,8 @@ impl Launcher {
         self
     }
 
-    /// Sets whether the other ranks go on when one fails. Default: no; they get SIGTERM, and SIGKILL after 2 s.
+    /// Sets whether the other ranks go on when one fails. Default: no; they get SIGTERM after 0.2 s, in which they may
+    /// say what they have seen, and SIGKILL 2 s later.
     /// A rank that requests an abort by PMI ends the job in any case.
     #[must_use]
     pub fn keep_going(mut self, keep_going: bool) -> Self {

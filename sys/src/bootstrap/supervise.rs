@@ -11,6 +11,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+/// The time between the failure of a rank and SIGTERM. What other ranks print about it, or about the cause that they
+/// see, is not lost.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 /// The time between SIGTERM and SIGKILL when a rank has failed.
 const GRACE: Duration = Duration::from_secs(2);
 /// The time between a forwarded signal and SIGKILL.
@@ -28,6 +31,8 @@ const COLLECT_EVERY: Duration = Duration::from_secs(1);
 enum Ending {
     /// Not requested.
     No,
+    /// A rank has failed; SIGTERM follows at this time.
+    Due(Instant),
     /// SIGTERM, or the signal of an interruption, was sent; SIGKILL follows at this time.
     Asked(Instant),
     /// SIGKILL was sent.
@@ -120,7 +125,7 @@ impl Supervisor {
             return true;
         }
         match self.ending {
-            Ending::No => self.ask_all_to_end(now),
+            Ending::No | Ending::Due(_) => self.ask_all_to_end(now),
             Ending::Asked(_) => {}
             // They may have started others since.
             Ending::Forced => self.processes.end_all(libc::SIGKILL),
@@ -141,7 +146,7 @@ impl Supervisor {
         let timeouts = [
             self.server.next_chunk(now),
             match self.ending {
-                Ending::Asked(kill_at) => Some(kill_at.saturating_duration_since(now)),
+                Ending::Due(next) | Ending::Asked(next) => Some(next.saturating_duration_since(now)),
                 Ending::No | Ending::Forced => None,
             },
             (self.processes.any_unwatched() || self.processes.all_ended()).then_some(ASK_EVERY),
@@ -219,8 +224,8 @@ impl Supervisor {
     /// Handles the failure of a rank that is not restarted.
     fn give_up(&mut self, rank: usize, kind: ExitKind, now: Instant) {
         self.note_failure(rank, kind);
-        if !self.policy.keep_going {
-            self.ask_all_to_end(now);
+        if !self.policy.keep_going && self.ending == Ending::No {
+            self.ending = Ending::Due(now + LAST_WORDS);
         }
     }
 
@@ -254,13 +259,16 @@ impl Supervisor {
     }
 
     fn ask_all_to_end(&mut self, now: Instant) {
-        if self.ending == Ending::No {
+        if matches!(self.ending, Ending::No | Ending::Due(_)) {
             self.ending = Ending::Asked(now + GRACE);
             self.processes.end_all(libc::SIGTERM);
         }
     }
 
     fn advance_ending(&mut self, now: Instant, abandoned: bool) {
+        if matches!(self.ending, Ending::Due(at) if now >= at) {
+            self.ask_all_to_end(now);
+        }
         let due = matches!(self.ending, Ending::Asked(kill_at) if now >= kill_at);
         if due || abandoned {
             self.ending = Ending::Forced;

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Instant;
 
 mod descriptor;
+mod failure;
 
 const LONG: Duration = Duration::from_secs(300);
 /// The role of this test program when a launcher has started it.
@@ -413,42 +414,6 @@ fn a_rank_inherits_no_socket_but_its_own() {
         }
     }
     std::fs::remove_dir_all(&directory).unwrap();
-}
-
-#[test]
-fn the_first_failure_ends_the_others() {
-    let outcome = shell(3, "test $PMI_RANK = 2 && exit 5; exec sleep 300").run().unwrap();
-    assert_eq!(outcome.first_failure, Some((2, ExitKind::Exited(5))), "{outcome}");
-    assert_eq!(outcome.exit_code(), 5);
-    for rank in [0, 1] {
-        let expected = RankExit { kind: ExitKind::Signaled(libc::SIGTERM), ended_by_launcher: true };
-        assert_eq!(outcome.ranks[rank], expected);
-    }
-    assert_eq!(outcome.to_string(), "rank 2 of 3 exited with code 5; the launcher ended 2");
-}
-
-#[test]
-fn a_rank_that_ignores_sigterm_is_killed() {
-    // Rank 0 fails only after rank 1 has reported, through a pipe, that it ignores the signal.
-    let directory = scratch("sigterm");
-    let script = format!(
-        "cd {d}; if [ $PMI_RANK = 1 ]; then trap '' TERM; : > ready; while :; do sleep 1; done; fi; \
-         until [ -e ready ]; do sleep 0.05; done; exit 1",
-        d = directory.display()
-    );
-    let outcome = shell(2, &script).run().unwrap();
-    std::fs::remove_dir_all(&directory).unwrap();
-    assert_eq!(outcome.first_failure, Some((0, ExitKind::Exited(1))), "{outcome}");
-    assert_eq!(outcome.ranks[1].kind, ExitKind::Signaled(libc::SIGKILL));
-}
-
-#[test]
-fn with_keep_going_the_others_finish() {
-    let outcome = shell(3, "test $PMI_RANK != 1 || kill -SEGV $$").keep_going(true).run().unwrap();
-    assert_eq!(outcome.first_failure, Some((1, ExitKind::Signaled(libc::SIGSEGV))), "{outcome}");
-    assert_eq!(outcome.exit_code(), 128 + libc::SIGSEGV);
-    assert!(outcome.to_string().contains("SIGSEGV"), "{outcome}");
-    assert!(outcome.ranks[0].kind.is_success() && outcome.ranks[2].kind.is_success());
 }
 
 #[test]

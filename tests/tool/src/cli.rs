@@ -269,7 +269,7 @@ pub(crate) struct RunArgs {
     /// Put `[rank] ` in front of each line of output
     #[arg(long)]
     pub(crate) prefix: bool,
-    /// When a process fails, let the others go on; default: they get SIGTERM, and SIGKILL after 2 s
+    /// When a process fails, let the others go on; default: they get SIGTERM after 0.2 s, and SIGKILL 2 s later
     #[arg(long)]
     pub(crate) keep_going: bool,
     /// Start a process again if a signal ended it or if it exits with a code other than 0, at most N times in
