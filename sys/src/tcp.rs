@@ -20,7 +20,7 @@ use nemesia_core::port::memory::{Address, ConnectError, Origin};
 use nemesia_core::port::placement::{ByteStream, StreamResult};
 
 use crate::os;
-use crate::os::descriptor::{self, accept, own};
+use crate::os::descriptor::{above_standard, accept, own};
 pub use crate::placement::{Options, PlacementPort};
 use crate::placement::{PolledStream, StreamSource, count_call, open, transferred};
 
@@ -54,7 +54,9 @@ pub(crate) fn listen_as(at: SocketAddr, sockets: SocketOptions, options: &Option
         let why = "name the address of an interface, which others can connect to, not the unspecified one";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    let listener = descriptor::listen(at)?;
+    // With the short queue of the standard library: a peer waits behind all strangers in it.
+    let listener = TcpListener::bind(at).and_then(above_standard)?;
+    listener.set_nonblocking(true)?;
     os::close_in_children(listener.as_fd());
     set_traffic_class(listener.as_fd(), at, sockets.class)?;
     let address = listener.local_addr()?;
