@@ -10,6 +10,7 @@
 //! | [`shared`] | structures that two processes share, and the shared-memory [`port`] built from them |
 //! | [`peers`] | the processes that this one knows, and the state of its connection with each |
 //! | [`job_key`] | the key of a job, and the proofs of its knowledge with which connections between machines begin |
+//! | [`link`] | the life of one connection: its messages, proofs and stages, whatever carries them |
 //! | [`joining`] | connections without a connection manager: queue pairs joined by unreliable datagrams |
 //! | [`port`] | the interface that the engine requires of a transport; [`port::channel`]: packets over an RDMA fabric; [`port::placement`]: such a fabric in software |
 //! | [`wire`] | packet formats: kinds, envelope, version |
@@ -47,6 +48,7 @@ pub mod flow;
 pub mod injected_fault;
 pub mod job_key;
 pub mod joining;
+pub mod link;
 pub mod matching;
 pub mod order;
 pub mod payload;

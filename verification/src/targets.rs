@@ -12,6 +12,7 @@ mod channel;
 #[cfg(not(nemesia_loom))]
 mod direct;
 mod joining;
+mod link;
 mod list;
 mod meeting;
 mod one_sided;
@@ -29,6 +30,7 @@ pub use channel::channel_decoder;
 #[cfg(not(nemesia_loom))]
 pub use direct::direct_pipe;
 pub use joining::joining;
+pub use link::link_decoder;
 pub use list::list_of_runs;
 pub use meeting::meeting_decoder;
 pub use one_sided::one_sided_decoder;
@@ -68,6 +70,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vipl-page", run: vipl_page },
     Target { name: "vipl-network", run: vipl_network },
     Target { name: "joining", run: joining },
+    Target { name: "link-decoder", run: link_decoder },
     #[cfg(not(nemesia_loom))]
     Target { name: "direct-pipe", run: direct_pipe },
 ];
