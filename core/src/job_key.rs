@@ -96,7 +96,7 @@ pub struct CallTerms<'a> {
 }
 
 /// Starts an HMAC by this key with this label.
-fn mac(key: &[u8; KEY_BYTES], label: &[u8; 16]) -> Hmac<Sha256> {
+pub(crate) fn mac(key: &[u8; KEY_BYTES], label: &[u8; 16]) -> Hmac<Sha256> {
     // The key is shorter than a block of the hash, so it is copied and not hashed.
     let mut block = hmac::digest::Key::<Hmac<Sha256>>::default();
     block.iter_mut().zip(key).for_each(|(to, from)| *to = *from);
@@ -106,7 +106,7 @@ fn mac(key: &[u8; KEY_BYTES], label: &[u8; 16]) -> Hmac<Sha256> {
 }
 
 /// Returns the first 16 bytes of an HMAC.
-fn truncated(mac: Hmac<Sha256>) -> [u8; PROOF_BYTES] {
+pub(crate) fn truncated(mac: Hmac<Sha256>) -> [u8; PROOF_BYTES] {
     let mut first = [0; PROOF_BYTES];
     first.iter_mut().zip(mac.finalize().into_bytes()).for_each(|(to, from)| *to = from);
     first

@@ -2,9 +2,12 @@
 #![forbid(unsafe_code)]
 
 use core::fmt;
+use core::ops::Range;
 
 /// The bytes of a [`PeerAddress`].
 pub const ADDRESS_BYTES: usize = 64;
+/// The place of the token ([`link::address`](crate::link::address)), which no text shows.
+const TOKEN: Range<usize> = 8..24;
 
 /// The address of an endpoint, by which other processes reach it: 64 opaque bytes. Two endpoints never have the same
 /// address. Addresses have an order: two processes that call each other agree by it whose call counts.
@@ -45,9 +48,14 @@ const fn mix(word: u64, seed: u64) -> u64 {
 
 impl fmt::Debug for PeerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The token of the process is a secret of those that were given its address.
+        let (head, rest) = self.0.split_at(TOKEN.start);
+        let rest = rest.get(TOKEN.len()..).unwrap_or(&[]);
+        let used = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         f.write_str("PeerAddress(")?;
-        let used = self.0.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        self.0[..used].iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        head.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str("..")?;
+        rest.iter().take(used).try_for_each(|byte| write!(f, "{byte:02x}"))?;
         f.write_str(")")
     }
 }
