@@ -217,11 +217,61 @@ pub enum InjectedFault {
     HearAny,
     /// A repeated acceptance is not confirmed again.
     ConfirmOnce,
+    /// A link accepts any proof.
+    SkipLinkProof,
+    /// Of two calls of a link that cross, each process answers the other's.
+    CountBothLinkCalls,
+    /// Of two calls of a link that cross, each process waits for the answer to its own.
+    CountNoLinkCall,
+    /// A call that was parked is not decided when the own call has failed.
+    ForgetParked,
+    /// A link answers calls that their caller has abandoned.
+    HearAbandoned,
+    /// A caller that is answered still hears the calls that the answer voids.
+    HearVoided,
+    /// A further attempt has the number of the last one.
+    RepeatLinkCall,
+    /// The word of a call ends an open link.
+    TrustCall,
+    /// A caller may claim an address from another place.
+    TrustClaim,
+    /// If nothing listens at the first carrier of an address, the others are not tried.
+    KeepCarrier,
+    /// The limit of a call that is held goes on.
+    ForgetHold,
+    /// A passing refusal ends a call.
+    EndAtPassing,
+    /// The loss of a carrier ends a link whose confirmation was not welcomed.
+    EndConfirmed,
+    /// A caller does not wait until its confirmation is welcomed.
+    OpenUnwelcomed,
+    /// An answer that is not confirmed keeps its place when its caller is gone.
+    KeepAnswered,
+    /// A repeated confirmation is not welcomed again.
+    WelcomeOnce,
+    /// A datagram of a link is repeated only once.
+    RepeatOnce,
+    /// The resources of a link are not freed.
+    ForgetUnmake,
+    /// A process that disconnects does not say so.
+    LeaveSilently,
+    /// A call has no limit.
+    WaitForEver,
+    /// The door has room for any number of connections.
+    AdmitAll,
+    /// Connections that do not prove themselves stay.
+    KeepDoor,
+    /// The departure of a process without a link is not heard.
+    ForgetDeparture,
+    /// A former process of a rank counts as a later one.
+    AdmitFormer,
+    /// A restarted rank is answered without the word of the launcher.
+    ReadmitUnasked,
 }
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 103] = [
+    pub const ALL: [InjectedFault; 128] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -325,6 +375,31 @@ impl InjectedFault {
         InjectedFault::SendOnce,
         InjectedFault::HearAny,
         InjectedFault::ConfirmOnce,
+        InjectedFault::SkipLinkProof,
+        InjectedFault::CountBothLinkCalls,
+        InjectedFault::CountNoLinkCall,
+        InjectedFault::ForgetParked,
+        InjectedFault::HearAbandoned,
+        InjectedFault::HearVoided,
+        InjectedFault::RepeatLinkCall,
+        InjectedFault::TrustCall,
+        InjectedFault::TrustClaim,
+        InjectedFault::KeepCarrier,
+        InjectedFault::ForgetHold,
+        InjectedFault::EndAtPassing,
+        InjectedFault::EndConfirmed,
+        InjectedFault::OpenUnwelcomed,
+        InjectedFault::KeepAnswered,
+        InjectedFault::WelcomeOnce,
+        InjectedFault::RepeatOnce,
+        InjectedFault::ForgetUnmake,
+        InjectedFault::LeaveSilently,
+        InjectedFault::WaitForEver,
+        InjectedFault::AdmitAll,
+        InjectedFault::KeepDoor,
+        InjectedFault::ForgetDeparture,
+        InjectedFault::AdmitFormer,
+        InjectedFault::ReadmitUnasked,
     ];
 
     /// Returns whether the fault concerns a [channel](crate::port::channel) or what is below it, and not the engine.
@@ -353,17 +428,24 @@ impl InjectedFault {
 
     /// Returns whether the fault concerns the end of a connection over shared memory.
     pub const fn is_of_cells(self) -> bool {
-        self as u32 >= InjectedFault::RefillUnmarked as u32 && !self.is_of_vipl() && !self.is_of_joining()
+        self as u32 >= InjectedFault::RefillUnmarked as u32
+            && (self as u32) < InjectedFault::EndTransferEarly as u32
     }
 
     /// Returns whether the fault concerns [`via`](crate::via).
     pub const fn is_of_vipl(self) -> bool {
-        self as u32 >= InjectedFault::EndTransferEarly as u32 && !self.is_of_joining()
+        self as u32 >= InjectedFault::EndTransferEarly as u32
+            && (self as u32) < InjectedFault::SendOnce as u32
     }
 
     /// Returns whether the fault concerns [`joining`](crate::joining).
     pub const fn is_of_joining(self) -> bool {
-        self as u32 >= InjectedFault::SendOnce as u32
+        self as u32 >= InjectedFault::SendOnce as u32 && !self.is_of_links()
+    }
+
+    /// Returns whether the fault concerns [`link`](crate::link).
+    pub const fn is_of_links(self) -> bool {
+        self as u32 >= InjectedFault::SkipLinkProof as u32
     }
 }
 

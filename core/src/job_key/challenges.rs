@@ -74,11 +74,17 @@ impl Challenges {
 
     /// Returns the challenge with this number; `None` unless it was issued, is still valid, and is not used up.
     pub fn find(&mut self, number: u32, now: Duration) -> Option<Challenge> {
+        self.issued(number, now).filter(|(_, is_used)| !is_used).map(|(challenge, _)| challenge)
+    }
+
+    /// Returns the challenge with this number, and whether it is used up; `None` unless it was issued and is still
+    /// valid.
+    pub fn issued(&mut self, number: u32, now: Duration) -> Option<(Challenge, bool)> {
         self.pass(now);
         let number = self.full(number)?;
         let (word, bit) = place(number);
         let is_used = self.used.get(word).is_none_or(|word| word & bit != 0);
-        (!is_used).then(|| self.challenge(number))
+        Some((self.challenge(number), is_used))
     }
 
     /// Uses a challenge up: its proof has arrived and is right.

@@ -65,6 +65,9 @@ fn mac_of(key: &[u8; KEY_BYTES], label: &[u8; 16], parts: &[&[u8]]) -> Hmac<Sha2
 
 /// Returns whether the proof at the end of a message is the HMAC. Takes the same time for every wrong proof.
 fn accepts(mac: Hmac<Sha256>, proof: &Proof) -> bool {
+    if fault!(SkipLinkProof) {
+        return true;
+    }
     mac.verify_truncated_left(&proof.0).is_ok()
 }
 

@@ -33,7 +33,7 @@ impl PeerAddress {
     }
 
     /// Returns a hash that no one can predict without the seed.
-    pub(super) fn hash(&self, seed: u64) -> u64 {
+    pub(crate) fn hash(&self, seed: u64) -> u64 {
         let (words, _) = self.0.as_chunks::<8>();
         let mixed = words.iter().fold(seed, |hash, word| mix(hash ^ u64::from_le_bytes(*word), seed));
         mix(mixed, !seed)

@@ -5,7 +5,7 @@ use crate::bug::{Bug, Subject};
 /// The text that `--help` prints.
 pub(crate) const HELP: &str = "\
 Usage: cargo sim [--seed S] [--seeds N] [--operations N] [--ranks N] [--bug NAME] [--jobs N] [--shared] [--channels]
-           [--direct] [--peers] [--cells] [--keys] [--vipl] [--joins] [--verbose]
+           [--direct] [--peers] [--cells] [--keys] [--vipl] [--joins] [--links] [--verbose]
        cargo sim --long | --bugs | --list
 
 Runs worlds of engines over a simulated message port, in one process and in virtual time, against an oracle of MPI's
@@ -14,7 +14,7 @@ or over the placement that ships and simulated byte streams, after every interle
 ends; and processes that meet by address, call each other, part, die and return; and processes that disconnect while
 messages lie in their shared memory; and processes that prove to each other that they know the key of their job, on a
 network that an adversary owns; and ports that join queue pairs by datagrams, which the network loses, repeats and
-reorders.
+reorders; and processes whose links are driven by the machine of links.
 Every world is drawn from its seed. Fails when a promise is broken, with the command that shows it again.
 
   --seed S         the first seed (default 1)
@@ -30,6 +30,7 @@ Every world is drawn from its seed. Fails when a promise is broken, with the com
   --keys           only proofs of the key; --ranks does not go with it
   --vipl           only virtual interfaces; --ranks does not go with it
   --joins          only ports that join queue pairs by datagrams; --ranks does not go with it
+  --links          only links, with a quarter of the operations; --ranks does not go with it
   --long           100 seeds of 100000 operations
   --bug NAME       makes this mistake now and then; see --list
   --bugs           makes each mistake in turn, and fails unless every one is found
@@ -77,15 +78,41 @@ pub(crate) struct Options {
     pub(crate) vipl: bool,
     /// Whether to run ports that join queue pairs by datagrams only.
     pub(crate) joins: bool,
+    /// Whether to run links only.
+    pub(crate) links: bool,
     /// Whether nothing was chosen: then every event must happen.
     pub(crate) is_whole: bool,
 }
 
 impl Options {
+    /// Returns the options of a command without arguments.
+    const fn usual() -> Self {
+        Self {
+            seed: 1,
+            seeds: 100,
+            operations: 20_000,
+            ranks: None,
+            bug: None,
+            bugs: false,
+            jobs: 2,
+            verbose: false,
+            shared: false,
+            channels: false,
+            direct: false,
+            peers: false,
+            cells: false,
+            keys: false,
+            vipl: false,
+            joins: false,
+            links: false,
+            is_whole: false,
+        }
+    }
+
     /// Returns whether one kind of worlds was chosen.
     const fn is_part(&self) -> bool {
         let is_below = self.shared || self.channels || self.direct || self.cells || self.vipl || self.joins;
-        is_below || self.peers || self.keys
+        is_below || self.peers || self.keys || self.links
     }
 
     /// Returns the kinds of worlds that each seed runs.
@@ -99,6 +126,7 @@ impl Options {
             _ if self.keys => &[Subject::Keys],
             _ if self.vipl => &[Subject::Vipl],
             _ if self.joins => &[Subject::Joins],
+            _ if self.links => &[Subject::Links],
             None if self.ranks.is_none() => {
                 const ALL: &[Subject] = &[
                     Subject::Engines,
@@ -110,6 +138,7 @@ impl Options {
                     Subject::Keys,
                     Subject::Vipl,
                     Subject::Joins,
+                    Subject::Links,
                 ];
                 ALL
             }
@@ -120,6 +149,7 @@ impl Options {
             Some(Subject::Keys) => &[Subject::Keys],
             Some(Subject::Vipl) => &[Subject::Vipl],
             Some(Subject::Joins) => &[Subject::Joins],
+            Some(Subject::Links) => &[Subject::Links],
             _ => &[Subject::Engines],
         }
     }
@@ -131,25 +161,7 @@ const SEEDS_OF_BUGS: u64 = 500;
 /// Parses the arguments after the program's name.
 pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {
     let (mut seed, mut seeds, mut operations) = (None, None, None);
-    let mut options = Options {
-        seed: 1,
-        seeds: 100,
-        operations: 20_000,
-        ranks: None,
-        bug: None,
-        bugs: false,
-        jobs: 2,
-        verbose: false,
-        shared: false,
-        channels: false,
-        direct: false,
-        peers: false,
-        cells: false,
-        keys: false,
-        vipl: false,
-        joins: false,
-        is_whole: false,
-    };
+    let mut options = Options::usual();
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
         match argument.as_str() {
@@ -167,6 +179,7 @@ pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Comma
             "--keys" => options.keys = true,
             "--vipl" => options.vipl = true,
             "--joins" => options.joins = true,
+            "--links" => options.links = true,
             "--verbose" => options.verbose = true,
             "--seed" => seed = Some(number(&argument, &value()?, 0, u64::MAX)?),
             "--seeds" => seeds = Some(number(&argument, &value()?, 1, u64::MAX)?),

@@ -26,6 +26,8 @@ pub(crate) enum Subject {
     Vipl,
     /// Ports that join queue pairs by datagrams.
     Joins,
+    /// Processes whose links are driven by the machine of links.
+    Links,
 }
 
 /// One injected fault, triggered now and then while a simulation runs.
@@ -126,6 +128,8 @@ impl Bug {
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_vipl() => Subject::Vipl,
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_joining() => Subject::Joins,
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_links() => Subject::Links,
             _ => Subject::Engines,
         }
     }
@@ -196,6 +200,10 @@ impl fmt::Display for Bug {
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) if injected_fault.is_of_joining() => {
                 write!(out, "joins:{injected_fault:?}")
+            }
+            #[cfg(nemesia_injected_fault)]
+            Bug::InjectedFault(injected_fault) if injected_fault.is_of_links() => {
+                write!(out, "links:{injected_fault:?}")
             }
             #[cfg(nemesia_injected_fault)]
             Bug::InjectedFault(injected_fault) => write!(out, "engine:{injected_fault:?}"),

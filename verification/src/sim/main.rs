@@ -18,6 +18,7 @@ mod desk;
 mod fabric;
 mod joining;
 mod keys;
+mod links;
 mod meet;
 mod memory;
 mod operations;

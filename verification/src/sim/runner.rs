@@ -21,6 +21,7 @@ use crate::channel::world::ChannelWorld;
 use crate::collect::CollectWorld;
 use crate::joining::JoinsWorld;
 use crate::keys::KeysWorld;
+use crate::links::LinksWorld;
 use crate::peers::PeersWorld;
 use crate::port::SimPort;
 use crate::rng::Rng;
@@ -50,6 +51,8 @@ thread_local! {
 /// The operations of one world of channels. So many operations of an engine take as long as one of a channel.
 const CHANNEL_WORLDS: [usize; 3] = [300, 1500, 4000];
 const ASSIST: usize = 4;
+/// The same for worlds of links.
+const LINKS: usize = 4;
 /// One world of channels in so many runs over the placement.
 const PLACEMENT: usize = 3;
 
@@ -107,6 +110,7 @@ fn run(options: &Options, subject: Subject, seed: u64, bug: Option<Bug>, traced:
         Subject::Keys => run_keys(options, seed, traced),
         Subject::Vipl => run_vipl(options, seed, traced),
         Subject::Joins => run_joins(options, seed, traced),
+        Subject::Links => run_links(options, seed, traced),
     }
 }
 
@@ -211,6 +215,14 @@ fn run_joins(options: &Options, seed: u64, traced: bool) -> Found {
     let new = |rng| JoinsWorld::new(rng, Trace::new(traced));
     let live = [JoinsWorld::step, JoinsWorld::finish];
     run_worlds(options, Found::new(Subject::Joins, seed), new, live, JoinsWorld::result)
+}
+
+/// Runs worlds of processes whose links are driven by the machine of links, with a share of the requested operations.
+fn run_links(options: &Options, seed: u64, traced: bool) -> Found {
+    let options = Options { operations: options.operations.div_ceil(LINKS), ..options.clone() };
+    let new = |rng| LinksWorld::new(rng, Trace::new(traced));
+    let live = [LinksWorld::step, LinksWorld::finish];
+    run_worlds(&options, Found::new(Subject::Links, seed), new, live, LinksWorld::result)
 }
 
 /// Runs one world of channels.
@@ -403,6 +415,7 @@ fn replay(options: &Options, found: &Found) -> String {
         Subject::Keys => line += " --keys",
         Subject::Vipl => line += " --vipl",
         Subject::Joins => line += " --joins",
+        Subject::Links => line += " --links",
         Subject::Shared => line += " --shared",
     }
     if let Some(bug) = options.bug {

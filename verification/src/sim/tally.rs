@@ -207,10 +207,32 @@ pub(crate) enum Event {
     JoinForged,
     JoinNowhere,
     JoinDeath,
+    /// Links: a process spoke to a peer; a link was opened, refused, not reached, ended by a process; a process closed,
+    /// told a rank that it had never met, died; a rank was started again, confirmed by the launcher, readmitted; a
+    /// process was stopped; a connection broke; a direction was closed; a stranger connected; a door was full;
+    /// datagrams were lost and repeated.
+    LinkCalled,
+    LinkOpened,
+    LinkRefused,
+    LinkUnreachable,
+    LinkDisconnected,
+    LinkClosed,
+    LinkDeparture,
+    LinkDeath,
+    LinkStarted,
+    LinkRestarted,
+    LinkReadmitted,
+    LinkStopped,
+    LinkCut,
+    LinkBlocked,
+    LinkStranger,
+    LinkDoorFull,
+    LinkDropped,
+    LinkRepeated,
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 147] = [
+const EVENTS: [(Event, &str); 165] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -358,6 +380,24 @@ const EVENTS: [(Event, &str); 147] = [
     (Event::JoinForged, "forged"),
     (Event::JoinNowhere, "to dead ports"),
     (Event::JoinDeath, "deaths"),
+    (Event::LinkCalled, "links: spoken to"),
+    (Event::LinkOpened, "opened"),
+    (Event::LinkRefused, "refused"),
+    (Event::LinkUnreachable, "unreachable"),
+    (Event::LinkDisconnected, "disconnected"),
+    (Event::LinkClosed, "closed"),
+    (Event::LinkDeparture, "departures"),
+    (Event::LinkDeath, "deaths"),
+    (Event::LinkStarted, "ranks started"),
+    (Event::LinkRestarted, "confirmed"),
+    (Event::LinkReadmitted, "readmitted"),
+    (Event::LinkStopped, "stopped"),
+    (Event::LinkCut, "connections cut"),
+    (Event::LinkBlocked, "directions closed"),
+    (Event::LinkStranger, "strangers"),
+    (Event::LinkDoorFull, "door full"),
+    (Event::LinkDropped, "datagrams lost"),
+    (Event::LinkRepeated, "repeated"),
 ];
 
 /// The count of each event.
