@@ -51,8 +51,9 @@ thread_local! {
 /// The operations of one world of channels. So many operations of an engine take as long as one of a channel.
 const CHANNEL_WORLDS: [usize; 3] = [300, 1500, 4000];
 const ASSIST: usize = 4;
-/// The same for worlds of links.
+/// The same for links. The processes of a world of links become more and more, and so its steps become slower.
 const LINKS: usize = 4;
+const LINK_WORLDS: [usize; 3] = [100, 600, 2000];
 /// One world of channels in so many runs over the placement.
 const PLACEMENT: usize = 3;
 
@@ -219,10 +220,19 @@ fn run_joins(options: &Options, seed: u64, traced: bool) -> Found {
 
 /// Runs worlds of processes whose links are driven by the machine of links, with a share of the requested operations.
 fn run_links(options: &Options, seed: u64, traced: bool) -> Found {
-    let options = Options { operations: options.operations.div_ceil(LINKS), ..options.clone() };
-    let new = |rng| LinksWorld::new(rng, Trace::new(traced));
-    let live = [LinksWorld::step, LinksWorld::finish];
-    run_worlds(&options, Found::new(Subject::Links, seed), new, live, LinksWorld::result)
+    let mut found = Found::new(Subject::Links, seed);
+    while found.operations < options.operations.div_ceil(LINKS) && found.violation.is_none() {
+        let mut rng = Rng::new(seed, found.worlds as u64);
+        found.worlds += 1;
+        let limit = rng.pick(&LINK_WORLDS);
+        let live = |world: &mut LinksWorld| {
+            (0..limit).try_for_each(|_| world.step())?;
+            world.finish()
+        };
+        found.live(LinksWorld::new(rng, Trace::new(traced)), live, LinksWorld::result);
+        found.operations += limit;
+    }
+    found
 }
 
 /// Runs one world of channels.
