@@ -1,6 +1,7 @@
 //! Models of the fastbox: a sender and a receiver on a ring that wraps.
 
-use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot, SHORT_BYTES};
+use nemesia_core::port::SHORT_BYTES;
+use nemesia_core::shared::fastbox::{FastboxReceiver, FastboxSender, FastboxSlot};
 use nemesia_core::sync::{Edge, Word64};
 use nemesia_core::wire::Envelope;
 

@@ -39,8 +39,9 @@ const BUDGET: usize = 64;
 /// The longest times, in microseconds: between two actions, and until an owner has freed a link.
 const BETWEEN: usize = 60_000;
 const UNTIL_FREE: usize = 300_000;
-/// Most events of a world that comes to rest.
-const MOST_EVENTS: usize = 400_000;
+/// Most events for each process of a world that comes to rest. A process without places refuses each call, and each is
+/// repeated ten times a second until the limit.
+const MOST_EVENTS: usize = 50_000;
 
 /// A world.
 pub(crate) struct LinksWorld {
@@ -376,12 +377,12 @@ impl LinksWorld {
             Happening::Free(peer) => {
                 self.with_link(at, peer, |links, link, now, hands| links.free(link, now, hands));
             }
-            happening => self.handle_owner(at, happening),
+            happening => self.handle_owner(at, &happening),
         }
     }
 
-    fn handle_owner(&mut self, at: usize, happening: Happening) {
-        match happening {
+    fn handle_owner(&mut self, at: usize, happening: &Happening) {
+        match *happening {
             Happening::Path(peer, own, is_up) => {
                 let Some(link) = self.link(at, peer) else { return };
                 let made = self.processes[at].as_ref().and_then(|process| process.desk.made.get(&link));

@@ -141,7 +141,7 @@ impl LinksWorld {
 
     fn rest(&mut self) -> Check {
         let until = self.network.now + 4 * self.limits.patience + Duration::from_secs(30);
-        for _ in 0..MOST_EVENTS {
+        for _ in 0..MOST_EVENTS * self.processes.len() {
             if !self.pass(until)? {
                 return self.check_limits();
             }
