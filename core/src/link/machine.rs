@@ -57,7 +57,8 @@
 //!
 //! Before a link there is the *door*: connections without proof, a limited number for each kind of carrier and for a
 //! limited time. A challenge takes no memory on datagrams. The owner lends at least as many carriers as the limits of
-//! the doors and of undecided calls together and the most open links: else it cannot even refuse in words.
+//! the doors and of undecided calls together and the most open links: else it cannot even refuse in words. Where ranks
+//! are restarted it lends two places for each: with fewer, processes that end keep out those that replace them.
 //!
 //! # Differences from the design note
 //! - Calls over hand-off are proved, too, with a challenge of zeros: one path for all carriers. The owner checks the

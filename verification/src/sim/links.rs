@@ -149,10 +149,11 @@ impl LinksWorld {
         let at = self.processes.len();
         let version = if self.is_varied && self.rng.one_in(8) { 2 } else { 1 };
         let process = LinkProcess { rank, incarnation, version, ..LinkProcess::alone(address) };
-        // A rank has a place and a number for each other rank.
+        // A rank has a number and two places for each other rank: an ended process keeps one until the next process of
+        // its rank is readmitted.
         let has_room = rank.is_some() || self.most_processes > 20;
         let [places, carriers] =
-            if has_room { [160, 300] } else { [self.rng.pick(&[6, 16, 40]), self.rng.pick(&[4, 16, 80])] };
+            if has_room { [300, 300] } else { [self.rng.pick(&[6, 16, 40]), self.rng.pick(&[4, 16, 80])] };
         let storage = (
             (0..places).map(|_| Slot::default()).collect(),
             vec![List::new(); 8],
