@@ -132,11 +132,15 @@ fn from_git() -> Option<Vec<String>> {
     (output.status.success() && !names.is_empty()).then_some(names)
 }
 
+/// Finds the files below a directory, without those that git ignores: what cargo builds, and pictures at the top.
 fn walk(directory: &Path, prefix: &str, found: &mut Vec<String>) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let kind = entry.file_type();
         if kind.as_ref().is_ok_and(std::fs::FileType::is_file) {
+            if prefix.is_empty() && name.ends_with(".svg") {
+                continue;
+            }
             found.push(format!("{prefix}{name}"));
         } else if kind.is_ok_and(|kind| kind.is_dir()) && name != "target" && name != ".git" {
             walk(&entry.path(), &format!("{prefix}{name}/"), found);
