@@ -4,7 +4,6 @@ mod memory;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::vec;
 use std::vec::Vec;
@@ -184,6 +183,8 @@ pub(crate) struct Fabric {
     /// By owner and peer.
     links: Vec<Vec<FabricRegion>>,
     memory: Rc<RefCell<FabricMemory>>,
+    /// Whether each port has a memory of its own, with a clock, so that ports may be in different threads.
+    apart: bool,
     announce: bool,
     stores: Option<Stores>,
 }
@@ -203,28 +204,13 @@ impl Fabric {
         let queues = queue_of(geometry.peers.saturating_sub(1)) + 1;
         let inbox = |_| (0..queues).map(|queue| FabricRegion::new(sizes.inbox(queue).total)).collect();
         let inboxes = (0..geometry.peers).map(inbox).collect();
-        let memory = FabricMemory {
-            reading: Reading::Never,
-            gone: vec![],
-            clock: None,
-            pulled: 0,
-            pushed: 0,
-            mapping: None,
-            mapped: 0,
-            sends: BTreeMap::new(),
-            rooms: BTreeMap::new(),
-            tables: BTreeMap::new(),
-            tables_read: 0,
-            calls: 0,
-            runs: 0,
-            rng: Rng::new(0),
-        };
         Self {
             geometry,
             own,
             inboxes,
             links,
-            memory: Rc::new(RefCell::new(memory)),
+            memory: Rc::new(RefCell::new(FabricMemory::new(None))),
+            apart: false,
             announce: true,
             stores: None,
         }
@@ -238,6 +224,11 @@ impl Fabric {
     /// Returns a fabric whose ranks fill their cells by this copy policy.
     pub(crate) fn storing(geometry: WorldShape, stores: Option<Stores>) -> Self {
         Self { stores, ..Self::new(geometry) }
+    }
+
+    /// As [`Fabric::storing`], for ports in different threads.
+    pub(crate) fn apart(geometry: WorldShape, stores: Option<Stores>) -> Self {
+        Self { apart: true, ..Self::storing(geometry, stores) }
     }
 
     /// Returns a fabric whose ranks have this access to each other's memory.
@@ -353,7 +344,11 @@ impl Fabric {
             clocked: true,
         };
         let consumer = Consumer::new(CellQueue::new(entries, tail));
-        let wakes = WakeLog { rung: vec![], memory: Rc::clone(&self.memory), refused: vec![] };
+        let memory = match self.apart {
+            true => Rc::new(RefCell::new(FabricMemory::new(Some(1)))),
+            false => Rc::clone(&self.memory),
+        };
+        let wakes = WakeLog { rung: vec![], memory, refused: vec![] };
         let mut port = ShmPort::new(config, links, pool, g.cells, consumer, wakes);
         for queue in 1..self.inboxes[rank as usize].len() {
             let (entries, tail) = self.queue_at(rank, queue);

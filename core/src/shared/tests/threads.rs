@@ -2,6 +2,7 @@
 //! these tests (`tests/sanitize`): only here do both ends of every structure have the same addresses.
 
 use crate::port::ShortPath as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::vec::Vec;
 
 use super::Rng;
@@ -18,19 +19,31 @@ const MESSAGES: u64 = if cfg!(debug_assertions) { 400 } else { 4000 };
 /// A port that moves to another thread, or back.
 struct Moved<'a>(TestPort<'a>);
 
-// SAFETY: a port shares with others only atomics, and bytes whose ownership changes through them. The
-// exception is the tests' replacement of the kernel, an `Rc`, which no thread here accesses. One thread makes
-// and drops all ports.
+// SAFETY: a port of `Fabric::apart` shares with others only atomics, and bytes whose ownership changes through them.
+// Its replacement of the kernel, an `Rc`, has no other owner.
 unsafe impl Send for Moved<'_> {}
 
+/// Tells the other threads that this one has failed, so that they do not wait for it.
+struct TellFailure<'a>(&'a AtomicBool);
+
+impl Drop for TellFailure<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Sends to all other ranks and receives from them, as fast as there is space.
-fn exchange(mut port: Moved<'_>, rank: PeerId, most: usize) -> Moved<'_> {
+fn exchange<'a>(mut port: Moved<'a>, rank: PeerId, most: usize, has_failed: &AtomicBool) -> Moved<'a> {
+    let _tell = TellFailure(has_failed);
     let mut rng = Rng::new(rank.into());
     let (mut sent, mut got) = ([0; RANKS as usize], [0; RANKS as usize]);
     let others: Vec<PeerId> = (0..RANKS).filter(|other| *other != rank).collect();
     let done =
         |counts: &[u64; RANKS as usize]| others.iter().all(|other| counts[*other as usize] == MESSAGES);
     while !done(&sent) || !done(&got) {
+        assert!(!has_failed.load(Ordering::Relaxed), "another thread has failed");
         let to = rng.pick(&others);
         let next = &mut sent[to as usize];
         // Through the fastbox, and through cells of every size.
@@ -52,22 +65,30 @@ fn exchange(mut port: Moved<'_>, rank: PeerId, most: usize) -> Moved<'_> {
 
 #[test]
 fn threads_exchange_through_tiny_structures() {
-    // No adaptive selection, because the threads would share the clock.
-    exchange_all(&Fabric::storing(tiny(RANKS), Some(Stores::Cached)));
+    exchange_all(tiny(RANKS), Some(Stores::Cached));
+}
+
+/// Cells of which one in four is measured by both sides.
+#[test]
+fn threads_exchange_through_cells_whose_stores_they_learn() {
+    exchange_all(WorldShape { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) }, None);
 }
 
 /// Lines of the next cell are write-prefetched while peers read other lines.
 #[test]
 fn threads_exchange_through_write_prefetched_cells() {
     let geometry = WorldShape { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) };
-    exchange_all(&Fabric::storing(geometry, Some(Stores::Prefetched)));
+    exchange_all(geometry, Some(Stores::Prefetched));
 }
 
-fn exchange_all(fabric: &Fabric) {
+fn exchange_all(geometry: WorldShape, stores: Option<Stores>) {
+    let fabric = Fabric::apart(geometry, stores);
+    let has_failed = AtomicBool::new(false);
     let most = fabric.geometry.cell_bytes as usize;
     let ports: Vec<_> = (0..RANKS).map(|rank| Moved(fabric.port(rank))).collect();
     let back: Vec<Moved<'_>> = std::thread::scope(|scope| {
-        let spawn = |(port, rank)| scope.spawn(move || exchange(port, rank, most));
+        let has_failed = &has_failed;
+        let spawn = |(port, rank)| scope.spawn(move || exchange(port, rank, most, has_failed));
         let threads: Vec<_> = ports.into_iter().zip(0..RANKS).map(spawn).collect();
         // Joined one by one, because ThreadSanitizer does not recognise the waiting of a scope.
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()

@@ -56,6 +56,25 @@ pub(crate) struct FabricMemory {
 }
 
 impl FabricMemory {
+    pub(super) fn new(clock: Option<u64>) -> Self {
+        Self {
+            reading: Reading::Never,
+            gone: vec![],
+            clock,
+            pulled: 0,
+            pushed: 0,
+            mapping: None,
+            mapped: 0,
+            sends: BTreeMap::new(),
+            rooms: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            tables_read: 0,
+            calls: 0,
+            runs: 0,
+            rng: Rng::new(0),
+        }
+    }
+
     fn pull(&mut self, peer: PeerId, address: u64, to: &mut [u8]) -> Result<(), AccessError> {
         assert!(!to.is_empty(), "nothing to read");
         // If the read fails, the receiver may not rely on the old content.
