@@ -18,8 +18,9 @@
 //! Integers are little-endian, IP and GID in network order. A process with IP and LID has both in its address. IP and
 //! a GID of another subnet do not fit together.
 //!
-//! Whoever was given an address may call the process. The token proves that ([`proof`](super::proof)): it is never sent
-//! in the clear, and no text shows it. What else the process needs random is derived from its token.
+//! A process that was given an address may call its owner. It proves by the token that it was given the address
+//! ([`proof`](super::proof)). No link sends a token in the clear, and no text shows one. The other random values of a
+//! process are derived from its token.
 #![forbid(unsafe_code)]
 
 use super::token::LinkToken;

@@ -14,7 +14,7 @@
 //! | departure | Tc | leave, nonce, bytes | the author was given the address, and says that it leaves |
 //!
 //! Replay: a challenge counts once, and P2 covers P1. Reflection: the labels differ, and a call in the other direction
-//! has another key. A recorded departure says nothing new.
+//! has another key. A departure may be repeated by anyone: an endpoint that has left does not return.
 //!
 //! Not held: two processes of one host that know the token of a third one can stand for it while it is not connected.
 //! The proofs do not protect the packets that follow.

@@ -17,8 +17,8 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
+use super::background;
 use super::call::{checked, process_id};
-use super::mapping::without_signals;
 
 /// The largest number of threads at once.
 const MOST_THREADS: usize = 16;
@@ -148,8 +148,7 @@ pub(crate) fn has_room() -> bool {
 }
 
 fn spawn(work: impl FnOnce() + Send + 'static) -> bool {
-    let builder = std::thread::Builder::new().name("nemesia-closer".into()).stack_size(STACK);
-    without_signals(|| builder.spawn(work)).is_ok()
+    background::start("nemesia-closer", STACK, work).is_ok()
 }
 
 fn close_all() {

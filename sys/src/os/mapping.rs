@@ -17,12 +17,12 @@ use std::fs::File;
 use std::io::{self, BufRead as _, BufReader};
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::background;
 use super::call::{checked, process_id, uninterrupted};
 use super::descriptor::{above_standard, own};
 
@@ -213,10 +213,7 @@ impl MappingWatch {
             stop,
         });
         let reader = Arc::clone(&shared);
-        let thread = without_signals(|| {
-            let builder = std::thread::Builder::new().name("nemesia-memory".into());
-            builder.stack_size(STACK).spawn(move || reader.read_on())
-        });
+        let thread = background::start("nemesia-memory", STACK, move || reader.read_on());
         let thread = thread.map_err(MappingError::Thread)?;
         Ok(Self { shared, thread: Some(thread), process: process_id() })
     }
@@ -452,19 +449,5 @@ impl MappingState {
             }
         }
         true
-    }
-}
-
-/// Starts a thread to which no signal of the program is delivered.
-pub(super) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
-    // SAFETY: the sets are local variables and written before they are read; the calling thread gets its mask
-    // back.
-    unsafe {
-        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        let started = start();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
-        started
     }
 }

@@ -27,26 +27,18 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::JoinHandle;
 
 use nemesia_core::payload::{MOST_RANGES, ReceiveList};
 use nemesia_core::port::RemoteRun;
 use nemesia_core::wire::listed::MOST_RUNS;
 
+use super::background::PageFetch;
 use super::call::{checked_long, uninterrupted};
 use super::descriptor::above_standard;
 use super::life::PeerLife;
-use super::mapping::without_signals;
 use super::numa::page_size;
 use super::pagemap::{self, PageTable, PageUse};
 
-/// The most threads that wait for pages: any number of connections may have offered pages that never arrive.
-const MOST_FETCHES: usize = 16;
-/// The stack of such a thread.
-const STACK: usize = 64 << 10;
-/// The number of such threads. It protects no memory.
-static FETCHES: AtomicUsize = AtomicUsize::new(0);
 /// The bytes of an [`IdentityStamp`].
 const STAMP_BYTES: usize = 8;
 /// An address at which no process can have memory: the last page belongs to the kernel.
@@ -361,37 +353,6 @@ impl RemoteMemory {
             Ok(()) if u64::from_le_bytes(stamp) == self.stamp.value => Ok(file),
             _ => Err(CopyError::OtherProcess),
         }
-    }
-}
-
-/// A wait for pages of another process, in a thread of its own: no other thread waits. If it is dropped, the thread
-/// ends when the pages are there, or when their process has ended.
-#[derive(Debug)]
-pub(crate) struct PageFetch(JoinHandle<()>);
-
-impl PageFetch {
-    /// Runs `wait` in another thread, unless there are as many as may be.
-    fn begin(wait: impl FnOnce() + Send + 'static) -> Option<Self> {
-        if FETCHES.fetch_add(1, Ordering::Relaxed) >= MOST_FETCHES {
-            FETCHES.fetch_sub(1, Ordering::Relaxed);
-            return None;
-        }
-        let thread = without_signals(|| {
-            let builder = std::thread::Builder::new().name("nemesia-pages".into()).stack_size(STACK);
-            builder.spawn(move || {
-                wait();
-                FETCHES.fetch_sub(1, Ordering::Relaxed);
-            })
-        });
-        if thread.is_err() {
-            FETCHES.fetch_sub(1, Ordering::Relaxed);
-        }
-        thread.ok().map(Self)
-    }
-
-    /// Returns whether the wait has ended.
-    pub(crate) fn is_over(&self) -> bool {
-        self.0.is_finished()
     }
 }
 

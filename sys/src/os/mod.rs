@@ -5,6 +5,7 @@
 //! | [`segment`] | memory that other processes can map, without a name in any file system |
 //! | [`handoff`] | one connection to each peer, for a handshake and file descriptors |
 //! | `closer` | closing foreign descriptors whose close may block |
+//! | `background` | threads that wait so that no thread of the program has to |
 //! | `descriptor` | new descriptors, which are never those of the standard streams |
 //! | [`watch`] | detecting that a peer is gone |
 //! | [`borrow`] | opening a segment of a peer that has not sent its descriptor |
@@ -23,8 +24,9 @@
 //! | `cancel`, `stack` | cancellation and stack of the calling thread |
 //!
 //! Nothing in these modules leaves a name behind, installs a signal handler, prints, or waits past its deadline.
-//! `forked` installs a handler of `fork`. Two start threads: [`mapping`] on request, and `closer` when another process
-//! has sent a descriptor whose close may block. Every error is one line with the failure and the remedy. Descriptors
+//! `forked` installs a handler of `fork`. Three start threads: [`mapping`] on request, `closer` when another
+//! process has sent a descriptor whose close may block, and [`memory`] when another process has offered pages that are
+//! not in memory. Every error is one line with the failure and the remedy. Descriptors
 //! are close-on-exec, and segments are not inherited by `fork`.
 //!
 //! Not public, because some functions are safe only as this crate uses them:
@@ -33,6 +35,7 @@
 //! use nemesia::os::RemoteMemory;
 //! ```
 
+mod background;
 pub mod borrow;
 mod call;
 #[cfg(feature = "internals")]
@@ -67,6 +70,7 @@ pub(crate) mod testing;
 pub mod wake;
 pub mod watch;
 
+pub(crate) use background::PageFetch;
 pub(crate) use call::wait_any;
 #[cfg(test)]
 pub(crate) use call::wait_ready;
@@ -76,7 +80,6 @@ pub use closer::ForeignFd;
 pub use error::{Bytes, ShmError};
 pub(crate) use forked::close_in_children;
 pub use handoff::{Credentials, Departure, HandoffConnection, HandoffListener};
-pub(crate) use memory::PageFetch;
 pub use memory::{CopyError, IdentityStamp, RemoteMemory, allow_any_reader};
 pub(crate) use origin::ProcessOrigin;
 pub(crate) use pagemap::{PageTable, PageUse};

@@ -409,13 +409,14 @@ unsafe impl ByteStream for Pipe {
 
     fn pull(&mut self, from: u64, into: &mut ScatterList<'_>) -> PullResult {
         let Some(memory) = &mut self.memory else { return PullResult::Failed };
-        let is_waiting = self.fetch.take_if(|fetch| fetch.is_over()).is_none() && self.fetch.is_some();
-        // The owner has looked, too, if it is honest. What left since then is a page of a file.
-        let present = if is_waiting { Err(CopyError::Absent) } else { memory.is_present(from, into.bytes()) };
+        self.fetch.take_if(|fetch| fetch.is_over());
+        let present = match &self.fetch {
+            Some(_) => Err(CopyError::Absent),
+            // The owner has looked, too, if it is honest. What left since then is a page of a file.
+            None => memory.is_present(from, into.bytes()),
+        };
         if present == Err(CopyError::Absent) && !self.connection.has_disconnected() {
-            if !is_waiting {
-                self.fetch = memory.fetch(from, into.bytes());
-            }
+            self.fetch = self.fetch.take().or_else(|| memory.fetch(from, into.bytes()));
             return PullResult::Later;
         }
         let mut at = from;

@@ -115,7 +115,7 @@ pub fn run_cases(
     ranks: usize,
     run: impl FnMut(CaseFacts) -> Verdict,
 ) -> Verdict {
-    run_where(world, |case| is_wanted(case.name) && unfit(case, abilities, ranks).is_none(), run)
+    run_named(world, (abilities, ranks), &[""], run)
 }
 
 /// As [`run_cases`], on engines that use one protocol for all large messages. With `NEMESIA_QUICK` only the cases that
@@ -129,19 +129,20 @@ pub fn run_protocol_cases(
     ranks: usize,
     run: impl FnMut(CaseFacts) -> Verdict,
 ) -> Verdict {
-    let is_of_protocol = |name: &str| PROTOCOL_CASES.iter().any(|word| name.contains(word));
-    let fits = |case: CaseFacts| is_wanted(case.name) && unfit(case, abilities, ranks).is_none();
-    run_where(world, |case| fits(case) && (!quick() || is_of_protocol(case.name)), run)
+    run_named(world, (abilities, ranks), if quick() { &PROTOCOL_CASES } else { &[""] }, run)
 }
 
-fn run_where(
+/// As [`run_cases`], for the cases whose names contain one of these words.
+fn run_named(
     world: &str,
-    runs: impl Fn(CaseFacts) -> bool,
+    (abilities, ranks): (Abilities, usize),
+    words: &[&str],
     mut run: impl FnMut(CaseFacts) -> Verdict,
 ) -> Verdict {
     let mut failures = Vec::new();
     for Case { facts: case, .. } in cases::<EndpointActor>() {
-        if !runs(case) {
+        let is_named = words.iter().any(|word| case.name.contains(word));
+        if !is_named || !is_wanted(case.name) || unfit(case, abilities, ranks).is_some() {
             continue;
         }
         let start = Instant::now();

@@ -5,12 +5,10 @@ use std::rc::Rc;
 
 use nemesia_core::counters::TrafficCounters;
 use nemesia_core::payload::{BorrowedRecv, ReceiveRange, ReceiveRanges, SendRange, SendRuns};
-use nemesia_core::port::SHORT_BYTES;
-use nemesia_core::port::describe_runs;
 use nemesia_core::port::{
     AccessError, Accessed, AccessedRanges, Arrival, AssistedCopy, CompletedAccess, Exposure, NextChunk,
     PacketPieces, PacketPort, Part, PeerFault, PeerId, Polled, RemoteAccess, RemoteRun, Rendezvous, RunTable,
-    SharedCopy, ShortPath,
+    SHORT_BYTES, SharedCopy, ShortPath, describe_runs,
 };
 use nemesia_core::store::cost;
 use nemesia_core::wire::prefix::{EagerPrefix, MOST_PREFIX_BYTES, PrefixWords};

@@ -97,6 +97,23 @@ impl Found {
             Err(violation) => self.violation = Some(violation),
         }
     }
+
+    /// As [`Found::live`], for a further world that makes so many steps and then finishes.
+    fn live_for<W>(
+        &mut self,
+        steps: usize,
+        made: Result<W, Violation>,
+        [step, finish]: [fn(&mut W) -> Check; 2],
+        result: impl FnOnce(&mut W) -> (Tally, Vec<String>),
+    ) {
+        self.worlds += 1;
+        let live = |world: &mut W| {
+            (0..steps).try_for_each(|_| step(world))?;
+            finish(world)
+        };
+        self.live(made, live, result);
+        self.operations += steps;
+    }
 }
 
 /// Runs the worlds of one seed.
@@ -132,19 +149,10 @@ fn run_channels(options: &Options, seed: u64, traced: bool) -> Found {
 
 /// Runs worlds of engines that use regions by remote memory access.
 fn run_direct(options: &Options, seed: u64, traced: bool) -> Found {
-    let mut found = Found::new(Subject::Direct, seed);
-    while found.operations < options.operations.div_ceil(ASSIST) && found.violation.is_none() {
-        let mut rng = Rng::new(seed, found.worlds as u64);
-        found.worlds += 1;
-        let limit = rng.pick(&CHANNEL_WORLDS);
-        let live = |world: &mut DirectWorld| {
-            (0..limit).try_for_each(|_| world.step())?;
-            world.finish()
-        };
-        found.live(DirectWorld::new(rng, Trace::new(traced)), live, DirectWorld::result);
-        found.operations += limit;
-    }
-    found
+    let new = |rng| DirectWorld::new(rng, Trace::new(traced));
+    let live = [DirectWorld::step, DirectWorld::finish];
+    let share = (ASSIST, CHANNEL_WORLDS);
+    run_share(options, share, Found::new(Subject::Direct, seed), new, live, DirectWorld::result)
 }
 
 /// Runs worlds of one kind, each with a random number of steps. `step` makes one, and `finish` ends a world.
@@ -152,19 +160,13 @@ fn run_worlds<W>(
     options: &Options,
     mut found: Found,
     new: impl Fn(Rng) -> Result<W, Violation>,
-    [step, finish]: [fn(&mut W) -> Check; 2],
+    live: [fn(&mut W) -> Check; 2],
     result: fn(&mut W) -> (Tally, Vec<String>),
 ) -> Found {
     while found.operations < options.operations && found.violation.is_none() {
         let mut rng = Rng::new(found.seed, found.worlds as u64);
-        found.worlds += 1;
         let limit = rng.pick(&WORLDS).min(options.operations - found.operations);
-        let live = |world: &mut W| {
-            (0..limit).try_for_each(|_| step(world))?;
-            finish(world)
-        };
-        found.live(new(rng), live, result);
-        found.operations += limit;
+        found.live_for(limit, new(rng), live, result);
     }
     found
 }
@@ -220,32 +222,33 @@ fn run_joins(options: &Options, seed: u64, traced: bool) -> Found {
 
 /// Runs worlds of processes whose links are driven by the machine of links, with a share of the requested operations.
 fn run_links(options: &Options, seed: u64, traced: bool) -> Found {
-    let mut found = Found::new(Subject::Links, seed);
-    while found.operations < options.operations.div_ceil(LINKS) && found.violation.is_none() {
-        let mut rng = Rng::new(seed, found.worlds as u64);
-        found.worlds += 1;
-        let limit = rng.pick(&LINK_WORLDS);
-        let live = |world: &mut LinksWorld| {
-            (0..limit).try_for_each(|_| world.step())?;
-            world.finish()
-        };
-        found.live(LinksWorld::new(rng, Trace::new(traced)), live, LinksWorld::result);
-        found.operations += limit;
+    let new = |rng| LinksWorld::new(rng, Trace::new(traced));
+    let live = [LinksWorld::step, LinksWorld::finish];
+    run_share(options, (LINKS, LINK_WORLDS), Found::new(Subject::Links, seed), new, live, LinksWorld::result)
+}
+
+/// As [`run_worlds`], with one `share`-th of the requested operations, in worlds of one of these lengths.
+fn run_share<W>(
+    options: &Options,
+    (share, lengths): (usize, [usize; 3]),
+    mut found: Found,
+    new: impl Fn(Rng) -> Result<W, Violation>,
+    live: [fn(&mut W) -> Check; 2],
+    result: fn(&mut W) -> (Tally, Vec<String>),
+) -> Found {
+    while found.operations < options.operations.div_ceil(share) && found.violation.is_none() {
+        let mut rng = Rng::new(found.seed, found.worlds as u64);
+        let limit = rng.pick(&lengths);
+        found.live_for(limit, new(rng), live, result);
     }
     found
 }
 
 /// Runs one world of channels.
 fn live_channels<F: ChannelFabric>(found: &mut Found, limit: usize, traced: bool) {
-    let stream = found.worlds as u64;
-    found.worlds += 1;
-    let live = |world: &mut ChannelWorld<F>| {
-        (0..limit).try_for_each(|_| world.step())?;
-        world.finish()
-    };
+    let world = ChannelWorld::<F>::new(found.seed, found.worlds as u64, Trace::new(traced));
     let result = |world: &mut ChannelWorld<F>| (std::mem::take(&mut world.tally), world.trace.take());
-    found.live(ChannelWorld::new(found.seed, stream, Trace::new(traced)), live, result);
-    found.operations += limit;
+    found.live_for(limit, world, [ChannelWorld::step, ChannelWorld::finish], result);
 }
 
 /// Runs worlds of engines over the simulated message port.
@@ -281,19 +284,13 @@ fn live_engines<P: WorldPort>(
     limit: usize,
     (bug, traced): (Option<Bug>, bool),
 ) {
-    found.worlds += 1;
     let trace = Trace::new(traced);
     if shape.conditions.ranks > 1 && rng.one_in(COLLECT) {
-        let limit = limit.min(COLLECT_LIMIT);
-        let live = |world: &mut CollectWorld<P>| {
-            (0..limit).try_for_each(|_| world.step())?;
-            world.finish()
-        };
         let world = CollectWorld::<P>::new(rng, shape, medium, bug, trace);
-        found.live(world, live, |world| world.world.result());
-        found.operations += limit;
-        return;
+        let live = [CollectWorld::step, CollectWorld::finish];
+        return found.live_for(limit.min(COLLECT_LIMIT), world, live, |world| world.world.result());
     }
+    found.worlds += 1;
     let mut done = 0;
     let simulation = Simulation::<P>::new(rng, shape, medium, bug, trace);
     found.live(simulation, |simulation| live(simulation, limit, &mut done), |it| it.world.result());

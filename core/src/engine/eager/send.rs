@@ -14,8 +14,7 @@ use crate::engine::{Engine, RequestId, SendOptions, StartError, Status, Storage}
 #[cfg(nemesia_injected_fault)]
 use crate::injected_fault::{InjectedFault, injected};
 use crate::payload::{BorrowedGather, Gather, SendBuf};
-use crate::port::SHORT_BYTES;
-use crate::port::{PacketPieces, PeerFault, PeerId, Port};
+use crate::port::{PacketPieces, PeerFault, PeerId, Port, SHORT_BYTES};
 use crate::store::cost;
 use crate::trace::Recorder as _;
 use crate::wire::prefix::IMMEDIATE_BYTES;

@@ -323,8 +323,8 @@ pub struct PeerSelection {
     asking: AskSelection,
 }
 
-/// The measurements of the peers, in lent storage. Peers that share a slot replace each other; messages of a
-/// peer without a slot are pulled.
+/// The measurements of the peers, in lent storage. Peers that share a slot replace each other; messages of a peer
+/// without a slot are pulled.
 #[derive(Debug)]
 pub(in crate::engine) struct ProtocolSelections<T>(T);
 
@@ -352,6 +352,11 @@ impl<T: BorrowMut<[PeerSelection]>> ProtocolSelections<T> {
         self.claim(from).map(|slot| slot.selection.begin(message, now, protocol_number))
     }
 
+    /// Returns the slot that a peer has.
+    fn kept(&mut self, peer: PeerId) -> Option<&mut PeerSelection> {
+        self.slot(peer).filter(|slot| slot.peer == peer)
+    }
+
     /// Returns the slot of a peer, which may have been another's. `None` if that one has messages in progress.
     fn claim(&mut self, peer: PeerId) -> Option<&mut PeerSelection> {
         let slot = self.slot(peer)?;
@@ -371,7 +376,7 @@ impl<T: BorrowMut<[PeerSelection]>> ProtocolSelections<T> {
 
     /// Forgets what was measured of a peer.
     pub(in crate::engine) fn forget(&mut self, peer: PeerId) {
-        if let Some(slot) = self.slot(peer).filter(|slot| slot.peer == peer) {
+        if let Some(slot) = self.kept(peer) {
             *slot = PeerSelection { peer, ..PeerSelection::default() };
         }
     }
@@ -383,7 +388,7 @@ impl<T: BorrowMut<[PeerSelection]>> ProtocolSelections<T> {
 
     /// Returns the measurements of a peer that has messages in progress.
     pub(in crate::engine) fn of(&mut self, from: PeerId) -> Option<&mut ProtocolSelection> {
-        self.slot(from).filter(|slot| slot.peer == from).map(|slot| &mut slot.selection)
+        self.kept(from).map(|slot| &mut slot.selection)
     }
 }
 

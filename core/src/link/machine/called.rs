@@ -29,7 +29,7 @@ struct ProvedCall<'a> {
 }
 
 impl<S: LinkStorage> Links<S> {
-    /// Refuses what is not a link yet, and closes its carrier.
+    /// Refuses the message of a process with which there is no link, and closes its carrier.
     pub(super) fn refuse_stranger<O: LinkOwner>(
         &mut self,
         carrier: Option<u32>,
@@ -232,7 +232,7 @@ impl<S: LinkStorage> Links<S> {
         if let Some(former) = self.place(&slot.address, LinkService::Engine, 0)
             && self.links.get(former).stage != LinkStage::Ended
         {
-            self.unmake_undecided(former, owner);
+            self.drop_waiting(former, owner);
             self.end(former, (LinkEnding::Died, ""), now, owner);
         }
         let next = self.links.get(slot.next);
@@ -440,8 +440,7 @@ impl<S: LinkStorage> Links<S> {
         let mut message = self.encode(index, LinkBody::Answer(answer));
         let proof = self.key.answer_proof(&call.proof, message.get());
         message.seal(&proof);
-        let is_datagram = self.carriers.get(carrier).kind == CarrierKind::Datagram;
-        let limit = if is_datagram { now + self.limits.patience } else { Duration::MAX };
+        let limit = if self.has_datagrams(index) { now + self.limits.patience } else { Duration::MAX };
         self.enter(index, LinkStage::Answered, (now, limit));
         let slot = self.links.get_mut(index);
         (slot.sent, slot.session) = (message, self.key.session(&call.proof, &proof));
@@ -458,8 +457,7 @@ impl<S: LinkStorage> Links<S> {
         now: Duration,
         owner: &mut O,
     ) {
-        let slot = self.links.get(index);
-        if !refusal.is_passing && (slot.is_wanted || slot.rank != NONE) {
+        if !refusal.is_passing && self.links.get(index).is_needed() {
             return self.end(index, (LinkEnding::Refused(refusal.code), refusal.words), now, owner);
         }
         self.drop_carrier(index, owner);

@@ -41,9 +41,7 @@ impl<S: LinkStorage> Links<S> {
             return Err(LinkError::Closing);
         }
         let decoded = LinkAddress::decode(peer).map_err(LinkError::Address)?;
-        let kinds = [CarrierKind::HandOff, CarrierKind::Stream, CarrierKind::Datagram];
-        let route =
-            kinds.into_iter().find(|kind| self.reaches(&decoded, *kind)).ok_or(LinkError::NoCarrier)?;
+        self.route_to(&decoded, None).ok_or(LinkError::NoCarrier)?;
         let rank = rank.unwrap_or(NONE);
         let index = match self.place(peer, service, instance) {
             Some(index) => index,
@@ -56,7 +54,7 @@ impl<S: LinkStorage> Links<S> {
             LinkStage::Ended if slot.rank != NONE => return Err(LinkError::Ended(slot.end)),
             LinkStage::Open => {}
             LinkStage::Idle => {
-                (slot.is_wanted, slot.route) = (true, route);
+                slot.is_wanted = true;
                 self.begin(index, now, owner);
             }
             _ => slot.is_wanted = true,
@@ -66,15 +64,18 @@ impl<S: LinkStorage> Links<S> {
 
     /// Calls a peer whose link is idle.
     pub(super) fn begin<O: LinkOwner>(&mut self, index: u32, now: Duration, owner: &mut O) {
-        let decoded = LinkAddress::decode(&self.links.get(index).peer);
-        let kinds = [CarrierKind::HandOff, CarrierKind::Stream, CarrierKind::Datagram];
-        let first =
-            kinds.into_iter().find(|kind| decoded.as_ref().is_ok_and(|decoded| self.reaches(decoded, *kind)));
+        let first = self.next_route(index, None);
         let slot = self.links.get_mut(index);
         (slot.route, slot.pause) = (first.unwrap_or_default(), self.limits.pause[0]);
         (slot.refused, slot.is_short, slot.holds) = (None, false, 0);
         self.enter(index, LinkStage::Calling, (now, now + self.limits.patience));
         self.attempt(index, now, owner);
+    }
+
+    /// Returns the first kind of carrier that reaches the peer of a link, of those after `failed`.
+    fn next_route(&self, index: u32, failed: Option<CarrierKind>) -> Option<CarrierKind> {
+        let decoded = LinkAddress::decode(&self.links.get(index).peer).ok()?;
+        self.route_to(&decoded, failed)
     }
 
     /// Makes one attempt over the present carrier.
@@ -153,14 +154,7 @@ impl<S: LinkStorage> Links<S> {
         if fault == DialFault::Busy || self.links.get(index).stage != LinkStage::Calling {
             return self.retry(index, now, owner);
         }
-        let later = match self.links.get(index).route {
-            CarrierKind::HandOff => &[CarrierKind::Stream, CarrierKind::Datagram][..],
-            CarrierKind::Stream => &[CarrierKind::Datagram],
-            CarrierKind::Datagram => &[],
-        };
-        let decoded = LinkAddress::decode(&self.links.get(index).peer);
-        let reaches = |kind: &&CarrierKind| decoded.as_ref().is_ok_and(|peer| self.reaches(peer, **kind));
-        let next = later.iter().find(reaches).filter(|_| !fault!(KeepCarrier)).copied();
+        let next = self.next_route(index, Some(self.links.get(index).route)).filter(|_| !fault!(KeepCarrier));
         self.drop_carrier(index, owner);
         if let Some(kind) = next {
             self.links.get_mut(index).route = kind;

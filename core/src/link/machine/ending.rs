@@ -66,7 +66,7 @@ impl<S: LinkStorage> Links<S> {
             LinkStage::Idle | LinkStage::Ended => {}
             LinkStage::Held => self.end_held(index, LinkEnding::Died, now, owner),
             LinkStage::Leaving => self.end(index, (LinkEnding::Disconnected, ""), now, owner),
-            LinkStage::Answered if !slot.is_wanted && slot.rank == NONE => self.fall_back(index, now, owner),
+            LinkStage::Answered if !slot.is_needed() => self.fall_back(index, now, owner),
             _ => {
                 self.drop_waiting(index, owner);
                 self.end(index, (LinkEnding::Died, ""), now, owner);
@@ -103,12 +103,6 @@ impl<S: LinkStorage> Links<S> {
         }
     }
 
-    /// Frees what a link has that is not open.
-    pub(super) fn unmake_undecided<O: LinkOwner>(&mut self, index: u32, owner: &mut O) {
-        self.drop_waiting(index, owner);
-        self.drop_carrier(index, owner);
-    }
-
     /// Returns the rank of the process with this address, among those of the world. It looks at all of them.
     pub(super) fn rank_of(&self, peer: &PeerAddress) -> Option<u32> {
         self.ranks.borrow().iter().position(|slot| slot.address == *peer).map(|at| at as u32)
@@ -140,12 +134,10 @@ impl<S: LinkStorage> Links<S> {
         let message = self.encode(index, LinkBody::Leave(manner));
         let slot = self.links.get(index);
         let is_known = slot.theirs != 0 || slot.stage == LinkStage::Proving;
-        let carrier = slot.carrier;
         if is_known && !fault!(LeaveSilently) {
             self.send(index, &message, owner);
         }
-        let is_datagram = carrier != NONE && self.carriers.get(carrier).kind == CarrierKind::Datagram;
-        if is_datagram && self.links.get(index).theirs != 0 && !fault!(LeaveSilently) {
+        if self.has_datagrams(index) && self.links.get(index).theirs != 0 && !fault!(LeaveSilently) {
             let limit = now + self.limits.leaving;
             self.enter(index, LinkStage::Leaving, (now, limit));
             self.repeat(index, &message, now);
@@ -245,27 +237,26 @@ impl<S: LinkStorage> Links<S> {
     /// Returns when something is due for a link.
     fn due(&self, index: u32) -> Duration {
         let slot = self.links.get(index);
+        slot.next.min(slot.limit).min(self.held_until(index))
+    }
+
+    /// Returns when the call that is held at a link is dropped; never if there is none.
+    fn held_until(&self, index: u32) -> Duration {
+        let slot = self.links.get(index);
         let is_held = slot.waiting != NONE
             && matches!(slot.stage, LinkStage::Open | LinkStage::Leaving | LinkStage::Ended);
-        let held =
-            if is_held { self.carriers.get(slot.waiting).since + self.limits.held } else { Duration::MAX };
-        slot.next.min(slot.limit).min(held)
+        if is_held { self.carriers.get(slot.waiting).since + self.limits.held } else { Duration::MAX }
     }
 
     fn attend_link<O: LinkOwner>(&mut self, index: u32, now: Duration, owner: &mut O) {
-        let slot = self.links.get(index);
-        let (stage, waiting) = (slot.stage, slot.waiting);
-        if waiting != NONE
-            && matches!(stage, LinkStage::Open | LinkStage::Leaving | LinkStage::Ended)
-            && now >= self.carriers.get(waiting).since + self.limits.held
-        {
+        if now >= self.held_until(index) {
             self.drop_waiting(index, owner);
         }
         let slot = self.links.get(index);
         if now >= slot.limit {
             self.expire(index, now, owner);
         } else if now >= slot.next {
-            if stage == LinkStage::Calling && slot.carrier == NONE {
+            if slot.stage == LinkStage::Calling && slot.carrier == NONE {
                 self.attempt(index, now, owner);
             } else {
                 self.send_again(index, now, owner);

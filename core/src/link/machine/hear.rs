@@ -21,7 +21,7 @@ impl<S: LinkStorage> Links<S> {
         now: Duration,
         owner: &mut O,
     ) -> Option<CarrierRef> {
-        let door = usize::from(kind == CarrierKind::Stream);
+        let door = door_of(kind);
         if self.is_closing || kind == CarrierKind::Datagram {
             return None;
         }
@@ -55,7 +55,7 @@ impl<S: LinkStorage> Links<S> {
         let Some(slot) = self.carriers.live_mut(carrier.index, carrier.generation) else { return };
         if slot.role == CarrierRole::Silent {
             slot.role = CarrierRole::Partial;
-            let door = usize::from(slot.kind == CarrierKind::Stream);
+            let door = door_of(slot.kind);
             let [mut silent, mut partial] = self.doors[door];
             self.carriers.unlink(&mut silent, carrier.index);
             self.carriers.push_back(&mut partial, carrier.index);
@@ -80,7 +80,7 @@ impl<S: LinkStorage> Links<S> {
     /// Takes a carrier out of the door.
     pub(super) fn leave_door(&mut self, index: u32) {
         let slot = self.carriers.get(index);
-        let door = usize::from(slot.kind == CarrierKind::Stream);
+        let door = door_of(slot.kind);
         let which = match slot.role {
             CarrierRole::Silent => 0,
             CarrierRole::Partial => 1,
@@ -239,12 +239,6 @@ impl<S: LinkStorage> Links<S> {
         owner.respond(LinkMessage { header, body: LinkBody::Done }.encode().get());
     }
 
-    /// Returns whether datagrams carry a link.
-    fn has_datagrams(&self, index: u32) -> bool {
-        let carrier = self.links.get(index).carrier;
-        carrier != NONE && self.carriers.get(carrier).kind == CarrierKind::Datagram
-    }
-
     /// A message has come for a link.
     fn hear<O: LinkOwner>(
         &mut self,
@@ -259,12 +253,13 @@ impl<S: LinkStorage> Links<S> {
         if !is_ours && (message.header.to != 0 || stage != LinkStage::Calling) {
             return;
         }
-        let rank_lives = self.links.get(index).rank != NONE;
         match (stage, &message.body) {
             (LinkStage::Calling, LinkBody::Challenge(challenge)) => {
                 let limit = now + self.limits.patience;
-                if rank_lives {
-                    self.links.get_mut(index).limit = limit;
+                let slot = self.links.get_mut(index);
+                if slot.rank != NONE {
+                    // The rank lives.
+                    slot.limit = limit;
                 }
                 self.prove(index, challenge, now, owner);
             }
@@ -282,8 +277,7 @@ impl<S: LinkStorage> Links<S> {
                 self.hear_confirm(index, confirm, bytes, now, owner);
             }
             (LinkStage::Answered, LinkBody::Refuse(refuse)) => {
-                let slot = self.links.get(index);
-                if refuse.is_passing || !(slot.is_wanted || slot.rank != NONE) {
+                if refuse.is_passing || !self.links.get(index).is_needed() {
                     return self.fall_back(index, now, owner);
                 }
                 let end = LinkEnding::Refused(refuse.code);
@@ -304,11 +298,10 @@ impl<S: LinkStorage> Links<S> {
             self.say_done(header, owner);
         }
         let slot = self.links.get(index);
-        let is_needed = slot.is_wanted || slot.rank != NONE;
         match slot.stage {
             LinkStage::Leaving => self.end(index, (LinkEnding::Disconnected, ""), now, owner),
             LinkStage::Held => self.end_held(index, LinkEnding::Left, now, owner),
-            LinkStage::Answered if !is_needed => self.fall_back(index, now, owner),
+            LinkStage::Answered if !slot.is_needed() => self.fall_back(index, now, owner),
             _ => self.end(index, (LinkEnding::Left, ""), now, owner),
         }
     }
@@ -336,7 +329,7 @@ impl<S: LinkStorage> Links<S> {
             LinkStage::Open | LinkStage::Leaving | LinkStage::Ended => {}
             LinkStage::Held => self.end_held(index, LinkEnding::Left, now, owner),
             _ => {
-                self.unmake_undecided(index, owner);
+                self.drop_waiting(index, owner);
                 self.end(index, (LinkEnding::Left, ""), now, owner);
             }
         }
@@ -349,4 +342,9 @@ impl<S: LinkStorage> Links<S> {
             self.end(index, (LinkEnding::Left, ""), now, owner);
         }
     }
+}
+
+/// Returns which door the connections of these carriers have: datagrams have none.
+const fn door_of(kind: CarrierKind) -> usize {
+    matches!(kind, CarrierKind::Stream) as usize
 }

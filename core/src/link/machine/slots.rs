@@ -68,6 +68,13 @@ pub struct LinkSlot {
     pub(super) sent: LinkBytes,
 }
 
+impl LinkSlot {
+    /// Returns whether this process wants the link whatever the peer does: packets wait, or the peer is a rank.
+    pub(super) const fn is_needed(&self) -> bool {
+        self.is_wanted || self.rank != NONE
+    }
+}
+
 impl Default for LinkSlot {
     fn default() -> Self {
         Self {

@@ -244,14 +244,21 @@ impl<S: LinkStorage> Links<S> {
         self.send(index, &message, owner)
     }
 
-    /// Returns the carriers of an address that this process has, too: hand-off, TCP, datagrams.
-    pub(super) fn reaches(&self, peer: &LinkAddress, kind: CarrierKind) -> bool {
+    /// Returns the first kind of carrier that reaches a peer, of those after `failed`.
+    pub(super) fn route_to(&self, peer: &LinkAddress, failed: Option<CarrierKind>) -> Option<CarrierKind> {
         let own = &self.process.address;
-        match kind {
+        let reaches = |kind: &CarrierKind| match kind {
             CarrierKind::HandOff => own.shares_machine(peer),
             CarrierKind::Stream => peer.has(AddressKinds::IP),
             CarrierKind::Datagram => own.has(AddressKinds::DATAGRAMS) && peer.has(AddressKinds::DATAGRAMS),
-        }
+        };
+        CarrierKind::ALL.into_iter().filter(|kind| failed.is_none_or(|failed| *kind > failed)).find(reaches)
+    }
+
+    /// Returns whether datagrams carry a link.
+    pub(super) fn has_datagrams(&self, index: u32) -> bool {
+        let carrier = self.links.get(index).carrier;
+        carrier != NONE && self.carriers.get(carrier).kind == CarrierKind::Datagram
     }
 
     /// Puts a link into a stage from which `limit` takes it.
@@ -270,10 +277,10 @@ impl<S: LinkStorage> Links<S> {
 
     /// Begins the repetition of the message that was just sent, on datagrams.
     pub(super) fn repeat(&mut self, index: u32, message: &LinkBytes, now: Duration) {
-        let first = self.limits.repeat[0];
+        let (first, has_datagrams) = (self.limits.repeat[0], self.has_datagrams(index));
         let slot = self.links.get_mut(index);
         slot.sent = *message;
-        if slot.carrier != NONE && self.carriers.get(slot.carrier).kind == CarrierKind::Datagram {
+        if has_datagrams {
             (slot.repeat, slot.next) = (first, now + first);
             self.arm(now + first);
         }

@@ -8,8 +8,8 @@ use crate::link::offers::OfferList;
 use crate::link::wire::{LinkAnswer, LinkCall, LinkService, RefusalCode};
 use crate::peers::PeerAddress;
 
-/// What carries the messages of a link until it is open.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What carries the messages of a link until it is open, in the order in which they are tried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CarrierKind {
     /// A Unix socket of one machine. The kernel says which process and user the other end is.
     #[default]
@@ -18,6 +18,10 @@ pub enum CarrierKind {
     Stream,
     /// Datagrams, which may be lost, repeated and overtaken.
     Datagram,
+}
+
+impl CarrierKind {
+    pub(super) const ALL: [Self; 3] = [Self::HandOff, Self::Stream, Self::Datagram];
 }
 
 /// The identifier of a link. Stale identifiers are recognised.
