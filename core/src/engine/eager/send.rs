@@ -156,6 +156,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         free.is_some_and(|peer| peer.is_free())
             && (len <= self.eager_bytes || len <= self.port.eager_bytes(to))
             && self.has_credit(to, cost(len))
+            && !self.asks_first(to, len)
     }
 
     /// Returns the most bytes of an eager message to this peer, with its prefix: those that the settings prefer, or
@@ -170,6 +171,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let peer = self.peer(to);
         peer.allowance.spend(cost(len));
         peer.tally.sent[Kind::Eager.index()].bytes += len as u64;
+        self.count_turn(to, len);
     }
 
     #[inline(always)]
@@ -319,7 +321,9 @@ impl<P: Port, S: Storage> Engine<P, S> {
         if to == self.rank {
             return Ok(self.send_to_self(index, &message));
         }
-        if let Some(len) = message.eager_len(self.most_eager(to)) {
+        if let Some(len) = message.eager_len(self.most_eager(to))
+            && !(message.is_plain() && self.asks_first(to, len))
+        {
             if self.has_credit(to, cost(len)) {
                 return self.send_whole(to, index, &message);
             }

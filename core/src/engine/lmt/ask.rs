@@ -18,9 +18,12 @@
 use crate::selector::run::Run;
 use crate::selector::{AdaptiveSelector, RunAmount, TrialBudget};
 
-/// The size classes of messages: powers of two from 32 KiB to below 512 KiB.
-const CLASSES: usize = 4;
-const SMALLEST: u32 = 15;
+/// The smallest message, in bytes, that is announced although it fits a packet: copies of a smaller one take less time
+/// than a question.
+pub(in crate::engine) const LEAST_ASKED: usize = 1 << SMALLEST;
+/// The size classes of messages: powers of two from 16 KiB to below 512 KiB.
+const CLASSES: usize = 5;
+const SMALLEST: u32 = 14;
 /// The second alternative; the first is to send unasked.
 const ASKED: u8 = 1;
 /// Most runs until the other alternative is tried.
@@ -68,9 +71,15 @@ const fn size_of(bytes: u64) -> usize {
 
 impl AskSelection {
     /// Returns whether a message that may leave unasked is to be announced instead. `heard` is the number of messages
-    /// that have come from the peer.
-    pub(in crate::engine) fn asks(&mut self, bytes: u64, heard: u64, now: u64) -> bool {
+    /// that have come from the peer. The clock is read once a turn; without one nothing is announced.
+    pub(in crate::engine) fn asks(
+        &mut self,
+        bytes: u64,
+        heard: u64,
+        ticks: impl FnOnce() -> Option<u64>,
+    ) -> bool {
         if self.turn.is_none_or(|turn| turn.heard != heard) {
+            let Some(now) = ticks() else { return false };
             self.end_turn(now);
             let size = size_of(bytes);
             self.begin_run(TurnClass { size, is_window: self.is_window }, bytes, now);
@@ -138,7 +147,7 @@ mod tests {
         for window in 0..windows {
             let mut is_asked = false;
             for _ in 0..messages {
-                is_asked = selection.asks(LEN, heard, now);
+                is_asked = selection.asks(LEN, heard, || Some(now));
                 selection.left(LEN);
                 now += costs[usize::from(is_asked)];
             }
@@ -162,7 +171,7 @@ mod tests {
             let mut selection = AskSelection::default();
             let (mut now, best) = (0, costs[0].min(costs[1]));
             for heard in 0..1000 {
-                let is_asked = selection.asks(LEN, heard, now);
+                let is_asked = selection.asks(LEN, heard, || Some(now));
                 selection.left(LEN);
                 now += costs[usize::from(is_asked)];
             }
@@ -189,7 +198,7 @@ mod tests {
     fn without_messages_from_the_peer_nothing_is_learned() {
         let mut selection = AskSelection::default();
         for now in 0..10_000 {
-            assert!(!selection.asks(LEN, 7, now));
+            assert!(!selection.asks(LEN, 7, || Some(now)));
             selection.left(LEN);
         }
     }
@@ -199,7 +208,7 @@ mod tests {
         let mut selection = AskSelection::default();
         for heard in 0..1000 {
             for (at, bytes) in [LEN, 4 * LEN].into_iter().enumerate() {
-                assert!(!selection.asks(bytes, heard, 10 * heard + at as u64));
+                assert!(!selection.asks(bytes, heard, || Some(10 * heard + at as u64)));
                 selection.left(bytes);
             }
         }

@@ -75,7 +75,8 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let sent = sent?;
         if sent {
             let units = cost(len);
-            let demoted = message.eager_len(self.most_eager(to)).is_some();
+            let demoted =
+                message.eager_len(self.most_eager(to)).is_some_and(|len| !self.has_credit(to, cost(len)));
             let peer = self.peer(to);
             peer.allowance.spend(units);
             peer.tally.sent(Kind::Rts, len);

@@ -11,6 +11,7 @@
 //! [`PacketPort::unasked_bytes`]: crate::port::PacketPort::unasked_bytes
 #![forbid(unsafe_code)]
 
+use super::ask::LEAST_ASKED;
 use super::{Stream, Transfer};
 use crate::engine::peer::PeerQueue;
 use crate::engine::request::{CompletionError, SendMessage, State, outcome, with_immediate};
@@ -59,21 +60,37 @@ impl<P: Port, S: Storage> Engine<P, S> {
             && !self.asks(to, len)
     }
 
+    /// Sender: returns whether a message of one packet is to be announced instead ([`Engine::asks`]). What the settings
+    /// prefer to send at once is not.
+    #[inline(always)]
+    pub(in crate::engine) fn asks_first(&mut self, to: PeerId, len: usize) -> bool {
+        self.is_learned(len) && self.asks(to, len)
+    }
+
+    #[inline(always)]
+    const fn is_learned(&self, len: usize) -> bool {
+        len >= LEAST_ASKED && len > self.eager_bytes
+    }
+
     /// Sender: returns whether a message that may leave unasked is to be announced, because that was learned to be
     /// faster. Without a pull the question has no use.
+    #[cold]
+    #[inline(never)]
     fn asks(&mut self, to: PeerId, len: usize) -> bool {
         if !self.port.can_get(to) {
             return false;
         }
-        let Some(now) = self.port.ticks() else { return false };
         let traffic = self.port.traffic(to);
         let heard = self.peer(to).tally.heard(&traffic);
-        self.selections.asking(to).is_some_and(|asking| asking.asks(len as u64, heard, now))
+        let Some(asking) = self.selections.asking(to) else { return false };
+        asking.asks(len as u64, heard, || self.port.ticks())
     }
 
     /// Sender: takes note of a message that has left, or was announced.
+    #[inline(always)]
     pub(in crate::engine) fn count_turn(&mut self, to: PeerId, len: usize) {
-        if len <= self.port.unasked_bytes(to)
+        if self.is_learned(len)
+            && len <= self.port.unasked_bytes(to)
             && let Some(asking) = self.selections.asking(to)
         {
             asking.left(len as u64);

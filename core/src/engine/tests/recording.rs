@@ -75,6 +75,10 @@ impl<P: PacketPort> PacketPort for RecordingPort<P> {
         self.port.packet_bytes()
     }
 
+    fn eager_bytes(&self, _: PeerId) -> usize {
+        self.unasked_bytes.min(self.packet_bytes())
+    }
+
     fn unasked_bytes(&self, _: PeerId) -> usize {
         self.unasked_bytes
     }

@@ -208,3 +208,41 @@ fn a_peer_whose_parts_belong_to_no_message_or_are_too_long_is_at_fault_and_other
         }
     }
 }
+
+#[test]
+fn a_message_of_one_packet_is_announced_where_that_was_learned_to_be_faster() {
+    let shape = WorldShape { cells: 16, cell_bytes: 32 << 10, ..tiny(2) };
+    let room = WorldRoom { tuning: Tuning { window: 64 << 10, ..AMPLE.tuning }, ..AMPLE };
+    // The ticks of a turn, unasked and asked. Those of the engines' steps are few.
+    for (costs, len, is_learned) in [
+        ([50_000_000, 10_000_000], 20_000, true),
+        ([10_000_000, 50_000_000], 20_000, false),
+        ([50_000_000, 10_000_000], 16_000, false),
+    ] {
+        let fabric = Fabric::reading(shape, Reading::Always, 1);
+        fabric.with_memory(|memory| memory.clock = Some(1));
+        let mut world = World::new(&fabric, room);
+        world.engine(0).port_mut().unasked_bytes = shape.cell_bytes as usize;
+        let mut announced = [0; 2];
+        for turn in 0..200 {
+            let before = world.engine(0).peer_counters(1).unwrap().rts_sent;
+            let receive = world.recv(1, 0, 5, len);
+            let send = world.isend(0, 1, 5, contents(5, len));
+            let answer = world.recv(0, 1, 6, 8);
+            world.settle();
+            assert_received(&mut world, receive, 0, 5, len, len);
+            if send.id != RequestId::SENT {
+                world.done(send).0.unwrap();
+            }
+            let is_announced = world.engine(0).peer_counters(1).unwrap().rts_sent > before;
+            announced[turn / 100] += u32::from(is_announced);
+            fabric.with_memory(|memory| *memory.clock.as_mut().unwrap() += costs[usize::from(is_announced)]);
+            world.isend(1, 0, 6, contents(6, 8));
+            world.settle();
+            world.done(answer).0.unwrap();
+        }
+        assert_eq!(announced[1] > 80, is_learned, "{announced:?} of {costs:?}");
+        assert_eq!(announced[1] < 20, !is_learned, "{announced:?} of {costs:?}");
+        world.assert_empty(&[0, 1], "announced");
+    }
+}
