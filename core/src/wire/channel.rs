@@ -33,7 +33,7 @@ use super::fabric::Private;
 
 /// Version of the formats on this page and of [rings](super::ring), and of the payloads that [`super::prefix`],
 /// [`super::rendezvous`], [`super::region`] and [`super::rma`] define.
-pub const CHANNEL_VERSION: u16 = 15;
+pub const CHANNEL_VERSION: u16 = 16;
 /// Bytes of a packet header.
 pub const HEADER_BYTES: usize = 40;
 
@@ -325,7 +325,7 @@ mod tests {
         let kinds = [RingNotice::Open, RingNotice::Stop, RingNotice::Stopped].map(PacketKind::Ring);
         assert_eq!(kinds.map(PacketKind::code), [253, 252, 251]);
         // Other bytes need another version.
-        assert_eq!((CHANNEL_VERSION, HEADER_BYTES), (15, 40));
+        assert_eq!((CHANNEL_VERSION, HEADER_BYTES), (16, 40));
     }
 
     #[test]

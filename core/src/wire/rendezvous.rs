@@ -4,8 +4,8 @@
 //! - **RTS**. Word 0: bytes of the message; 1: the sender's request; 2: bits 0-7 the protocol by which the sender
 //!   receives such messages, 0 if unknown, see [`Rts::protocol_number`]; bits 8-23 the head of a [`Descriptor`] of
 //!   the message's bytes in the sender's memory; bits 24-31 the origin; bit 32 whether the
-//!   message has immediate data; bit 33 whether its bytes follow unasked; the other bits are 0. Then the immediate
-//!   data, a word, if there are any. Then the bytes of the descriptor, filled with zeros to whole words. Then the
+//!   message has immediate data; bit 33 whether its bytes follow unasked; bit 34 whether it would have left at once if
+//!   there had been credit for it; the other bits are 0. Then the immediate data, a word, if there are any. Then the bytes of the descriptor, filled with zeros to whole words. Then the
 //!   first bytes of the message.
 //! - **CTS**. Word 0: the sender's request; 1: the receiver's request; 2: first byte requested; 3: end of the
 //!   bytes requested; 4: bits 8-23 the head of a descriptor of the receiver's buffer; the other bits are 0.
@@ -180,6 +180,8 @@ pub struct Rts {
     pub immediate: Option<u64>,
     /// Whether the bytes of the message follow unasked.
     pub is_unasked: bool,
+    /// Whether the message is announced only because its sender lacks credit.
+    pub lacks_credit: bool,
 }
 
 /// The content of a CTS.
@@ -223,8 +225,16 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 impl Rts {
     /// Returns the RTS of a message of `total` bytes that peers cannot access, and which the receiver asks for.
     pub const fn of(total: u64, sender: u64, immediate: Option<u64>) -> Self {
-        let descriptor = Descriptor::NONE;
-        Self { total, sender, descriptor, origin: 0, protocol_number: 0, immediate, is_unasked: false }
+        Self {
+            total,
+            sender,
+            descriptor: Descriptor::NONE,
+            origin: 0,
+            protocol_number: 0,
+            immediate,
+            is_unasked: false,
+            lacks_credit: false,
+        }
     }
 
     /// Returns the number of bytes that follow the RTS unasked.
@@ -254,7 +264,8 @@ impl Rts {
             | self.descriptor.head() << 8
             | u64::from(self.origin) << 24
             | u64::from(self.immediate.is_some()) << 32
-            | u64::from(self.is_unasked) << 33;
+            | u64::from(self.is_unasked) << 33
+            | u64::from(self.lacks_credit) << 34;
         let words = [self.total, self.sender, word, self.immediate.unwrap_or(0)];
         Encoded::new(words.get(..self.head_bytes() / 8).unwrap_or(&words), &self.descriptor)
     }
@@ -265,15 +276,16 @@ impl Rts {
     pub fn decode(bytes: &[u8], len: usize) -> Option<Self> {
         let last = word(bytes, 2)?;
         let origin = (last >> 24) as u8;
-        let head = last >> 8 & 0xffff | last >> 34 << 16;
-        let is_unasked = last >> 33 & 1 != 0;
+        let head = last >> 8 & 0xffff | last >> 35 << 16;
+        let (is_unasked, lacks_credit) = (last >> 33 & 1 != 0, last >> 34 & 1 != 0);
         let immediate = if last >> 32 & 1 == 0 { None } else { Some(word(bytes, 3)?) };
         let at = if immediate.is_some() { RTS_BYTES + IMMEDIATE_BYTES } else { RTS_BYTES };
         let descriptor = Descriptor::decode(head, bytes.get(at..)?)?;
         let protocol_number =
             Some(last as u8).filter(|protocol_number| *protocol_number <= MOST_PROTOCOLS)?;
         let (total, sender) = (word(bytes, 0)?, word(bytes, 1)?);
-        let rts = Self { total, sender, descriptor, origin, protocol_number, immediate, is_unasked };
+        let rts =
+            Self { total, sender, descriptor, origin, protocol_number, immediate, is_unasked, lacks_credit };
         let first = len.checked_sub(rts.bytes())?;
         let has_origin = usize::from(origin) <= first && (origin == 0 || !descriptor.is_none());
         let is_plain = descriptor.is_none() && rts.total > 0;

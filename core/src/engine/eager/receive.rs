@@ -218,7 +218,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             return self.end_taken_back(index, from);
         }
         let charged = self.charge(from, cost(len), false);
-        if rts.total <= self.most_unasked(from) as u64 {
+        if rts.lacks_credit {
             self.widen_credit(from);
         }
         self.receive_offered(index, (from, envelope.tag), rts, first, buf);

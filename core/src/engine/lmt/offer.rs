@@ -61,6 +61,7 @@ impl<P: Port, S: Storage> Engine<P, S> {
             protocol_number: self.selections.protocol_number(to, buf.len() as u64),
             immediate,
             is_unasked: false,
+            lacks_credit: self.lacks_credit(to, &message),
         };
         let (rts, first) = self.fit_offer(to, rts, first);
         let (head, len) = (rts.bytes(), rts.bytes() + first);
@@ -75,13 +76,12 @@ impl<P: Port, S: Storage> Engine<P, S> {
         let sent = sent?;
         if sent {
             let units = cost(len);
-            let demoted =
-                message.eager_len(self.most_eager(to)).is_some_and(|len| !self.has_credit(to, cost(len)));
+            let is_demoted = rts.lacks_credit && message.eager_len(self.most_eager(to)).is_some();
             let peer = self.peer(to);
             peer.allowance.spend(units);
             peer.tally.sent(Kind::Rts, len);
             peer.tally.is_held = false;
-            peer.tally.demoted += u64::from(demoted);
+            peer.tally.demoted += u64::from(is_demoted);
             self.dequeue(to, PeerQueue::Pending, index);
             let exposure = exposure.or_else(|| {
                 // The puts, if the receiver requests any, begin behind the first bytes.
@@ -92,6 +92,16 @@ impl<P: Port, S: Storage> Engine<P, S> {
             self.enqueue(to, PeerQueue::Offered, index);
         }
         Ok(sent)
+    }
+
+    /// Returns whether a message would leave at once if there were credit for it.
+    fn lacks_credit(&mut self, to: PeerId, message: &SendMessage) -> bool {
+        let len = message.buf.len();
+        let needed = message.eager_len(self.most_eager(to)).or_else(|| {
+            let may_follow = !message.synchronous && len <= self.port.unasked_bytes(to);
+            may_follow.then_some(RTS_BYTES + IMMEDIATE_BYTES + len)
+        });
+        needed.is_some_and(|needed| !self.has_credit(to, cost(needed)))
     }
 
     /// Returns the RTS and the number of first bytes for which there is credit. Without data and descriptor an RTS

@@ -38,11 +38,6 @@ const fn units(rts: &Rts) -> u32 {
 }
 
 impl<P: Port, S: Storage> Engine<P, S> {
-    /// Returns the most bytes of a message to this peer, or from it, that need no question.
-    pub(in crate::engine) fn most_unasked(&self, peer: PeerId) -> usize {
-        self.most_eager(peer).max(self.port.unasked_bytes(peer))
-    }
-
     /// Sender: returns whether a pending message can leave unasked now. One that lies in memory which the receiver may
     /// map is copied once, if it is announced.
     pub(in crate::engine) fn may_leave_unasked(&mut self, to: PeerId, message: &SendMessage) -> bool {

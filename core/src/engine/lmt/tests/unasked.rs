@@ -1,5 +1,7 @@
 //! Messages whose bytes follow their RTS unasked.
 
+use std::vec::Vec;
+
 use super::rendezvous::assert_received;
 use crate::engine::tests::world::{AMPLE, RequestHandle, World, WorldRoom, pattern};
 use crate::engine::{CompletionError, Failure, RequestId, SendOptions, Status, Tuning};
@@ -100,11 +102,38 @@ fn a_message_is_announced_if_there_is_no_credit_for_all_of_it() {
         WorldRoom { units: 300, tuning: Tuning { window: 100, ..AMPLE.tuning }, ..AMPLE },
     );
     world.engine(0).port_mut().unasked_bytes = LEN;
-    let sends: std::vec::Vec<_> = (0..10).map(|tag| world.isend(0, 1, tag, contents(tag, LEN))).collect();
+    let sends: Vec<_> = (0..10).map(|tag| world.isend(0, 1, tag, contents(tag, LEN))).collect();
     world.settle();
     let waiting = sends.iter().filter(|send| send.id != RequestId::SENT && world.test(**send).is_none());
     let waiting = waiting.count();
     assert!((1..10).contains(&waiting), "{waiting} of 10 are announced");
+}
+
+#[test]
+fn a_window_is_widened_for_a_message_that_lacked_credit_and_for_no_other() {
+    const WINDOW: u32 = 22;
+    let tuning = Tuning { window: WINDOW, ..AMPLE.tuning };
+    // Of eager messages the window has room for a few, and one that is longer than those that leave unasked needs none.
+    for (len, sends, synchronous, widened) in
+        [(LEN + 1, 10, false, false), (LEN, 1, true, false), (250, 2, false, false), (250, 10, false, true)]
+    {
+        let fabric = Fabric::reading(WorldShape { cells: 64, ..tiny(2) }, Reading::Always, 1);
+        let mut world = World::new(&fabric, WorldRoom { tuning, ..AMPLE });
+        world.engines.iter_mut().for_each(|engine| engine.port_mut().unasked_bytes = LEN);
+        for _ in 0..20 {
+            let receives: Vec<_> = (0..sends).map(|_| world.recv(1, 0, 5, len)).collect();
+            for _ in 0..sends {
+                match synchronous {
+                    true => world.issend(0, 1, 5, contents(5, len)),
+                    false => world.isend(0, 1, 5, contents(5, len)),
+                };
+            }
+            world.settle();
+            receives.into_iter().for_each(|receive| world.done(receive).0.map(drop).unwrap());
+        }
+        let widest = world.engine(1).ledger.widest();
+        assert_eq!(widest > WINDOW, widened, "{widest} units: {sends} messages of {len} bytes");
+    }
 }
 
 #[test]
