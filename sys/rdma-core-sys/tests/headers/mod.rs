@@ -10,7 +10,7 @@ use packages::{download, find_libclang};
 const PACKAGES: [&str; 4] = ["libibverbs-dev", "librdmacm-dev", "libibverbs1", "librdmacm1"];
 /// The directories below a root that may hold libraries.
 const LIBRARIES: [&str; 4] =
-    ["usr/lib", "usr/lib64", packages::LIBRARIES_OF_AMD64, "usr/lib/aarch64-linux-gnu"];
+    ["usr/lib", "usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"];
 
 /// A tree that contains the headers, like `/`.
 pub(crate) struct Roots {

@@ -1,12 +1,13 @@
 //! Packages of Debian that are downloaded and unpacked without being installed, and libclang among them.
 
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where packages for AMD64 put their libraries.
-pub(crate) const LIBRARIES_OF_AMD64: &str = "usr/lib/x86_64-linux-gnu";
-
-/// Lets bindgen find libclang: by `LIBCLANG_PATH`, in the system, or downloaded.
+/// Lets bindgen find libclang: by `LIBCLANG_PATH`, in the system, or downloaded. Without that variable this function
+/// executes the program again and does not return: the dynamic linker reads its own variable only then, and so finds
+/// what the downloaded libraries need.
 pub(crate) fn find_libclang(root: &Path, scratch: &Path) -> Result<(), String> {
     if std::env::var_os("LIBCLANG_PATH").is_some() {
         return Ok(());
@@ -23,39 +24,36 @@ pub(crate) fn find_libclang(root: &Path, scratch: &Path) -> Result<(), String> {
     let mut found = below(Path::new("/")).or_else(|| below(root));
     if found.is_none() {
         let library = dependency("libclang1", "libclang1-")?;
-        let number = library.trim_start_matches("libclang1-");
-        download(
-            &[&library, &format!("libllvm{number}"), &format!("libclang-common-{number}-dev")],
-            root,
-            scratch,
-        )?;
+        let headers = format!("libclang-common-{}-dev", library.trim_start_matches("libclang1-"));
+        download(&missing(&[&library, &headers])?, root, scratch)?;
         found = below(root);
     }
     let found = found.ok_or("libclang is not installed and could not be downloaded")?;
-    preload(root);
     let versions = std::fs::read_dir(found.join("clang")).map_err(|error| error.to_string())?;
     let resources =
         versions.flatten().map(|entry| entry.path()).find(|path| path.join("include/stddef.h").exists());
     let resources = resources.ok_or("libclang lacks its own headers; install libclang-common-dev")?;
-    // SAFETY: no other thread runs yet.
-    unsafe {
-        std::env::set_var("LIBCLANG_PATH", found);
-        std::env::set_var("BINDGEN_EXTRA_CLANG_ARGS", format!("-resource-dir {}", resources.display()));
-    }
-    Ok(())
+    let here =
+        ["usr/lib", "lib"].map(|place| root.join(format!("{place}/{}-linux-gnu", std::env::consts::ARCH)));
+    let given = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let libraries = std::env::join_paths(here.into_iter().chain(std::env::split_paths(&given)));
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let error = Command::new(&program)
+        .args(std::env::args_os().skip(1))
+        .env("LIBCLANG_PATH", found)
+        .env("BINDGEN_EXTRA_CLANG_ARGS", format!("-resource-dir {}", resources.display()))
+        .env("LD_LIBRARY_PATH", libraries.map_err(|error| error.to_string())?)
+        .exec();
+    Err(format!("{}: {error}", program.display()))
 }
 
-/// Opens a downloaded libLLVM, so that it is already loaded for libclang, which depends on it.
-fn preload(root: &Path) {
-    for entry in std::fs::read_dir(root.join(LIBRARIES_OF_AMD64)).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with("libLLVM") {
-            let path = std::ffi::CString::new(entry.path().into_os_string().into_encoded_bytes());
-            let Ok(path) = path else { continue };
-            // SAFETY: the path is a C string, and libLLVM may be loaded at any time. If loading fails, libclang
-            // reports it.
-            unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-        }
-    }
+/// Returns those of the packages, and of the packages on which they depend, that are not installed.
+fn missing(packages: &[&str]) -> Result<Vec<String>, String> {
+    let install = ["--simulate", "--no-install-recommends", "install"];
+    let text = output(Command::new("apt-get").args(install).args(packages))?;
+    // A line is `Inst NAME (VERSION ...)`, or `Inst NAME [VERSION] (...)` if an older version is installed.
+    let lines = text.lines().filter_map(|line| line.strip_prefix("Inst ")?.split_once(' '));
+    Ok(lines.filter(|(_, version)| version.starts_with('(')).map(|(name, _)| name.into()).collect())
 }
 
 /// Returns the package on which `package` depends and whose name begins with `prefix`.
@@ -66,7 +64,7 @@ fn dependency(package: &str, prefix: &str) -> Result<String, String> {
 }
 
 /// Downloads packages and unpacks them below `root`. Nothing is installed.
-pub(crate) fn download(packages: &[&str], root: &Path, scratch: &Path) -> Result<(), String> {
+pub(crate) fn download(packages: &[impl AsRef<OsStr>], root: &Path, scratch: &Path) -> Result<(), String> {
     let archives = scratch.join("archives");
     std::fs::create_dir_all(&archives).map_err(|error| error.to_string())?;
     output(Command::new("apt-get").arg("download").args(packages).current_dir(&archives))?;
