@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ptr;
+use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 
@@ -11,6 +12,7 @@ const MOST_FETCHES: usize = 16;
 const FETCH_STACK: usize = 64 << 10;
 /// The number of such threads. It protects no memory.
 static FETCHES: AtomicUsize = AtomicUsize::new(0);
+static HANDLER: Once = Once::new();
 
 /// Starts a thread to which no signal of the program is delivered.
 ///
@@ -39,10 +41,20 @@ struct FetchPlace;
 
 impl FetchPlace {
     fn take() -> Option<Self> {
+        HANDLER.call_once(|| {
+            // SAFETY: the handler is a function of this library, which only stores a number. The C library forgets it
+            // when the library is unloaded. Without memory for it, a child has fewer such threads.
+            unsafe { libc::pthread_atfork(None, None, Some(forget_fetches)) };
+        });
         let place = Self;
         // The place is given back if there are too many.
         (FETCHES.fetch_add(1, Ordering::Relaxed) < MOST_FETCHES).then_some(place)
     }
+}
+
+/// Runs in a forked child: the threads of its parent do not exist there, and so never return their places.
+unsafe extern "C" fn forget_fetches() {
+    FETCHES.store(0, Ordering::Relaxed);
 }
 
 impl Drop for FetchPlace {
@@ -70,5 +82,27 @@ impl PageFetch {
     /// Returns whether the wait has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.0.is_finished()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::testing;
+
+    #[test]
+    fn a_forked_child_has_all_places_although_its_parent_uses_them() {
+        if !testing::is_child() {
+            // Other tests of this process use such threads, too.
+            let name = "a_forked_child_has_all_places_although_its_parent_uses_them";
+            return testing::run_again(&format!("{}::{name}", module_path!()), || Ok(()));
+        }
+        let held: Vec<_> = std::iter::from_fn(FetchPlace::take).collect();
+        assert_eq!(held.len(), MOST_FETCHES);
+        let child = testing::fork(|| {
+            let places = [const { None::<FetchPlace> }; MOST_FETCHES].map(|_| FetchPlace::take());
+            i32::from(places.iter().any(Option::is_none) || FetchPlace::take().is_some())
+        });
+        assert_eq!(child.exit_code(), Some(0));
     }
 }

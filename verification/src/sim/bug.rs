@@ -6,7 +6,7 @@ use std::fmt;
 use nemesia_core::injected_fault::{self, InjectedFault};
 
 /// The parts of which a world is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Subject {
     /// Engines over a simulated message port.
     Engines,

@@ -325,6 +325,11 @@ impl Fabric {
         self.rng.one_in(times)
     }
 
+    /// Returns a number below `end`.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.rng.below(end)
+    }
+
     /// Returns whether a process cannot send a packet now: the two are not connected, or the fabric refuses at random.
     pub(crate) fn refuses(&mut self, from: u32, to: u32, len: usize) -> bool {
         let Conditions { refusal, packet_bytes, .. } = self.conditions;

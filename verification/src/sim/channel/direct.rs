@@ -16,7 +16,7 @@ use nemesia_core::port::memory::MemoryPort as _;
 use nemesia_verification::rdma::{Conditions, Fabric, SimPort};
 use nemesia_verification::storage::{ChannelVectors, EngineVectors};
 
-use super::node::{Land, Node};
+use super::node::{Land, Node, PAGE};
 use crate::rng::Rng;
 use crate::tally::{Event, Tally};
 use crate::trace::Trace;
@@ -251,6 +251,11 @@ impl DirectWorld {
         }
     }
 
+    /// Returns memory at a random place within its page.
+    fn place(&mut self, len: usize) -> Land {
+        Land::within_page(len as u64, self.rng.below(PAGE))
+    }
+
     fn put(&mut self, at: usize, len: usize) -> Check {
         let Some(key) = self.key else { return Ok(()) };
         if self.open.iter().any(|it| matches!(it.expected, Expected::Get(_)))
@@ -259,7 +264,7 @@ impl DirectWorld {
             return Ok(());
         }
         let bytes: Vec<u8> = (0..len).map(|_| self.rng.next() as u8).collect();
-        let (land, delivered, notify) = (Land::new(len as u64), self.rng.one_in(4), self.rng.one_in(4));
+        let (land, delivered, notify) = (self.place(len), self.rng.one_in(4), self.rng.one_in(4));
         land.write(&bytes);
         // SAFETY: the memory is kept until the operation is complete, or the engine is gone.
         let buf = unsafe { SendBuf::from_raw(land.base().as_ptr(), len) };
@@ -280,7 +285,7 @@ impl DirectWorld {
 
     fn get(&mut self, at: usize, len: usize) -> Check {
         let Some(key) = self.key else { return Ok(()) };
-        let land = Land::new(len as u64);
+        let land = self.place(len);
         // SAFETY: as in `put`.
         let mut buf = unsafe { RecvBuf::from_raw(land.base().as_ptr(), len) };
         let started = self.engines[0].get(&Target { key: &key, offset: at as u64 }, &mut buf);

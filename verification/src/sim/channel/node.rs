@@ -14,32 +14,49 @@ const SLABS: usize = 12;
 /// The largest number of buffers in all pieces together.
 const BUFFERS: usize = 512;
 
-/// Memory that only raw pointers refer to.
+/// The bytes of a page: engines end accesses at multiples of it.
+pub(super) const PAGE: usize = 4096;
+
+#[derive(Clone, Copy)]
+#[repr(align(4096))]
+struct Page(#[expect(dead_code, reason = "used through pointers")] [u8; PAGE]);
+
+/// Memory that only raw pointers refer to. It begins at a chosen place within a page, and not where the allocator
+/// happens to put it: a seed that is repeated finds the same place.
 #[derive(Debug)]
 pub(crate) struct Land {
-    words: NonNull<u128>,
+    pages: NonNull<Page>,
     count: usize,
+    /// The bytes of the first page before the memory.
+    offset: usize,
 }
 
 impl Land {
+    /// Returns memory of zeroes at the beginning of a page.
     pub(crate) fn new(bytes: u64) -> Self {
-        let words = vec![0_u128; bytes.div_ceil(16) as usize].into_boxed_slice();
-        let count = words.len();
-        Self { words: NonNull::from(Box::leak(words)).cast(), count }
+        Self::within_page(bytes, 0)
+    }
+
+    /// Returns memory of zeroes that begins so many bytes behind the beginning of a page.
+    pub(super) fn within_page(bytes: u64, offset: usize) -> Self {
+        let count = (offset + bytes as usize).div_ceil(PAGE);
+        let pages = vec![Page([0; PAGE]); count].into_boxed_slice();
+        Self { pages: NonNull::from(Box::leak(pages)).cast(), count, offset }
     }
 
     /// Returns a view of the first bytes.
     pub(crate) fn lent(&self, len: u64) -> LentMemory {
         // SAFETY: allocated with at least that length, and initialised; freed after the port is dropped. No
         // reference to the memory exists.
-        unsafe { LentMemory::from_raw(self.words.as_ptr().cast(), len as usize) }
+        unsafe { LentMemory::from_raw(self.base().as_ptr(), len as usize) }
     }
 }
 
 impl Land {
     /// Returns the address of the first byte.
     pub(super) const fn base(&self) -> NonNull<u8> {
-        self.words.cast()
+        // SAFETY: the pages are more bytes than the offset, or as many.
+        unsafe { self.pages.cast::<u8>().add(self.offset) }
     }
 
     /// Fills the beginning.
@@ -57,8 +74,8 @@ impl Land {
 
 impl Drop for Land {
     fn drop(&mut self) {
-        // SAFETY: leaked by `new` with this length; the port that it was lent to is gone.
-        drop(unsafe { Box::from_raw(NonNull::slice_from_raw_parts(self.words, self.count).as_ptr()) });
+        // SAFETY: leaked by `within_page` with this length; the port that it was lent to is gone.
+        drop(unsafe { Box::from_raw(NonNull::slice_from_raw_parts(self.pages, self.count).as_ptr()) });
     }
 }
 

@@ -89,7 +89,9 @@ impl Host for SharedHost<'_> {
     /// All memory is mappable, and half of it is lent for writing.
     fn mappable(&self, address: u64, len: usize) -> Option<MappableBytes> {
         self.medium.mapping?;
-        let (offset, writable) = (address % 1000, address & 64 == 0);
+        let mut fabric = self.fabric.borrow_mut();
+        // They do not depend on the address, which differs when the seed is repeated.
+        let (offset, writable) = (fabric.below(1000) as u64, fabric.one_in(2));
         Some(MappableBytes {
             address,
             key: address ^ MAP_KEY,
