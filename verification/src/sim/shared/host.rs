@@ -92,6 +92,10 @@ impl Host for SharedHost<'_> {
         let mut fabric = self.fabric.borrow_mut();
         // They do not depend on the address, which differs when the seed is repeated.
         let (offset, writable) = (fabric.below(1000) as u64, fabric.one_in(2));
+        let now = fabric.now;
+        fabric.trace.note(now, || {
+            format!("{} can lend {len} bytes, {offset} behind the beginning, writable: {writable}", self.rank)
+        });
         Some(MappableBytes {
             address,
             key: address ^ MAP_KEY,
