@@ -4,6 +4,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use nemesia_core::via::codes::Reliability;
 use nemesia_core::via::setup::ViaAddress;
@@ -115,12 +116,19 @@ fn has_thread(name: &str) -> bool {
         .any(|comm| comm.is_ok_and(|comm| comm.trim_end() == name))
 }
 
+/// Waits until another thread has done something. Fails if it does not, because it has failed.
+fn wait_until(condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < Duration::from_millis(LIMIT), "another thread does nothing");
+        thread::yield_now();
+    }
+}
+
 /// Sends messages from the first place of the region on, while the other side has receive descriptors for them.
 fn send(provider: Provider, vi: u64, region: TestRegion, received: &AtomicU64) {
     for number in 0..MESSAGES {
-        while number >= received.load(Ordering::Acquire) + WINDOW {
-            thread::yield_now();
-        }
+        wait_until(|| number < received.load(Ordering::Acquire) + WINDOW);
         let at = region.describe(0);
         TestRegion::fill(at, number);
         provider.post(vi, ViQueue::Send, at, region.handle).unwrap();
@@ -201,9 +209,7 @@ fn reconnect(provider: Provider, nic: u64, ptag: u64, region: TestRegion) {
         let send = region.describe(11);
         provider.post(vis[0], ViQueue::Send, send, region.handle).unwrap();
         assert!(!provider.wait(vis[0], ViQueue::Send, LIMIT).unwrap().has_failed);
-        while called.load(Ordering::Acquire) <= round {
-            thread::yield_now();
-        }
+        wait_until(|| called.load(Ordering::Acquire) > round);
         for vi in vis {
             provider.disconnect(vi).unwrap();
             provider.destroy_vi(vi).unwrap();
@@ -274,7 +280,7 @@ fn done_returns_while_other_threads_wait_for_the_same_queue() {
             let ended = provider.done(vis[1], ViQueue::Receive);
             assert_eq!(ended.map(|ended| ended.address), Err(ViaError::NotDone), "round {round}");
             if round % 20 == 0 {
-                thread::sleep(std::time::Duration::from_millis(1));
+                thread::sleep(Duration::from_millis(1));
             }
         }
         for number in 0..3 {
@@ -337,7 +343,7 @@ fn an_rdma_read_does_not_wait_for_pages_that_the_other_process_does_not_have() {
         post(COUNT / 2);
         say.send(()).unwrap();
     });
-    let posted = hear.recv_timeout(std::time::Duration::from_secs(30));
+    let posted = hear.recv_timeout(Duration::from_secs(30));
     // From now on the pages are zeroed when they are touched.
     drop(withheld);
     reader.join().unwrap();

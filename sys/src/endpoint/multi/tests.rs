@@ -178,6 +178,8 @@ fn threads_share_a_buffer_and_each_message_is_reported_once() {
                 // The end of the buffer counts, too.
                 while count.load(Ordering::Relaxed) <= COUNT {
                     let taken = zero.wait_completions(&mut some, Some(Duration::from_millis(10))).unwrap();
+                    // Before the assertions: the other threads wait for the count.
+                    count.fetch_add(taken as u64, Ordering::Relaxed);
                     for done in &some[..taken] {
                         assert_eq!(done.buffer(), Some(buffer));
                         let status = done.result().unwrap();
@@ -186,7 +188,6 @@ fn threads_share_a_buffer_and_each_message_is_reported_once() {
                             assert_eq!(seen.as_deref(), Some(&status.tag.to_le_bytes()[..]));
                         }
                         sum.fetch_add(status.tag, Ordering::Relaxed);
-                        count.fetch_add(1, Ordering::Relaxed);
                     }
                 }
             });

@@ -22,17 +22,20 @@ fn sleep_until(endpoint: &mut Endpoint, done: impl Fn(&Endpoint) -> bool) {
 #[test]
 fn counters_of_both_ends_agree_and_sleeps_are_counted() {
     // Without spinning: on a busy machine the yields alone may take longer than a wait.
-    let (mut zero, mut one) = pair(&Config::default().spin(0));
+    let (mut zero, one) = pair(&Config::default().spin(0));
     let large = vec![7; 300_000];
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut buf = vec![0; large.len()];
+    let one = std::thread::scope(|scope| {
+        // The endpoint ends with its thread if that panics.
+        let receiver = scope.spawn(|| {
+            let (mut one, mut buf) = (one, vec![0; large.len()]);
             one.recv(Source::Rank(0), Tag::Exactly(1), &mut buf).unwrap();
             one.recv(Source::Rank(0), Tag::Exactly(2), &mut buf).unwrap();
             assert_eq!(buf, large);
+            one
         });
         zero.send(1, 1, b"nemesia!").unwrap();
         zero.send(1, 2, &large).unwrap();
+        receiver.join().unwrap()
     });
     sleep_until(&mut zero, |it| it.counters().waits.sleeps > 0);
     let (sent, received) = (zero.peer_counters(1).unwrap(), one.peer_counters(0).unwrap());
@@ -192,21 +195,22 @@ const LARGE: usize = 300 << 10;
 /// Sends `count` large messages, each with an answer. Returns how many were copied once and how many were
 /// streamed.
 fn copied_and_streamed(config: &Config, count: u64) -> (u64, u64) {
-    let (mut zero, mut one) = pair(config);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut buf = vec![0; LARGE];
-            for number in 0..count {
-                one.recv(Source::Rank(0), Tag::Exactly(number), &mut buf).unwrap();
-                assert!(buf.iter().all(|&byte| byte == number as u8), "message {number}");
-                one.send(0, number, &[]).unwrap();
-            }
-        });
+    let (mut zero, one) = pair(config);
+    // The endpoint ends with its thread if that panics.
+    let receiver = std::thread::spawn(move || {
+        let (mut one, mut buf) = (one, vec![0; LARGE]);
         for number in 0..count {
-            zero.send(1, number, &vec![number as u8; LARGE]).unwrap();
-            zero.recv(Source::Rank(1), Tag::Exactly(number), &mut []).unwrap();
+            one.recv(Source::Rank(0), Tag::Exactly(number), &mut buf).unwrap();
+            assert!(buf.iter().all(|&byte| byte == number as u8), "message {number}");
+            one.send(0, number, &[]).unwrap();
         }
+        one
     });
+    for number in 0..count {
+        zero.send(1, number, &vec![number as u8; LARGE]).unwrap();
+        zero.recv(Source::Rank(1), Tag::Exactly(number), &mut []).unwrap();
+    }
+    let one = receiver.join().unwrap();
     let received = one.peer_counters(0).unwrap();
     (received.large_pulled + received.large_assisted, received.large_streamed)
 }

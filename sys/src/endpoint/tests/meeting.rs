@@ -4,8 +4,11 @@
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::bootstrap::{BootstrapError, Exchange};
+
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// The place where the processes of one world put their keys and wait for each other.
 pub(super) struct TestMeeting {
@@ -42,13 +45,16 @@ impl TestMeeting {
         result
     }
 
-    fn wait(&self) {
+    /// Waits until all ranks have called this. Fails if one does not come, because it has failed.
+    pub(super) fn wait(&self) {
         let turn = self.turns.load(Ordering::Acquire);
         if self.came.fetch_add(1, Ordering::AcqRel) + 1 == self.size {
             self.came.store(0, Ordering::Relaxed);
             self.turns.store(turn + 1, Ordering::Release);
         }
+        let begun = Instant::now();
         while self.turns.load(Ordering::Acquire) == turn {
+            assert!(begun.elapsed() < LIMIT, "another rank does not come");
             std::thread::yield_now();
         }
     }

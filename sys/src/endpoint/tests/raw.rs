@@ -4,7 +4,6 @@
 use std::io::{ErrorKind, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{FromRawFd as _, RawFd};
-use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -156,7 +155,7 @@ fn attack(endpoint: &mut Endpoint, (bytes, ends): (&[u8], bool)) {
 fn a_rank_that_writes_raw_bytes_loses_its_connection_and_no_other_rank_loses_anything() {
     for (name, bytes, ends) in attacks() {
         let config = Config::default().local(false).net(NetChoice::Tcp).net_address(Some("127.0.77.7"));
-        let (meeting, ready) = (TestMeeting::new(3), Barrier::new(3));
+        let (meeting, ready) = (TestMeeting::new(3), TestMeeting::new(3));
         thread::scope(|scope| {
             let open = |rank| {
                 let exchange = meeting.exchange(rank);

@@ -412,7 +412,7 @@ fn no_burst_is_left_in_the_ring_beside_a_reader() {
     let bursts = if std::env::var_os("NEMESIA_QUICK").is_some() { 300 } else { 10_000 };
     let mut victim = Victim::new();
     let (mut port, connection) = honest(&mut victim);
-    let (to, is_over) = (victim.open.1.at(0), std::sync::atomic::AtomicBool::new(false));
+    let to = victim.open.1.at(0);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let mut room = [Completion::EMPTY; BURST];
@@ -439,10 +439,9 @@ fn no_burst_is_left_in_the_ring_beside_a_reader() {
                 }
                 written += 1;
             }
-            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
             written
         });
-        while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+        while !writer.is_finished() {
             victim.turn();
         }
         assert_eq!(writer.join().unwrap(), bursts);

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use super::{THREADS, shared_pair};
+use super::{EVER, THREADS, shared_pair};
 use crate::{
     Access, Comparison, CompleteAt, Config, Error, KEY_BYTES, Reduction, Refusal, Region, RemoteKey,
     SharedEndpoint,
@@ -55,7 +56,9 @@ fn use_memory(endpoint: &SharedEndpoint, key: &RemoteKey, me: u64) {
         assert!(endpoint.fetch_add(key, COUNTER, 1_u64).unwrap() < 2 * THREADS * ROUNDS);
         endpoint.accumulate(key, SUM, Reduction::Sum, &[round]).unwrap();
         // The threads exclude each other.
+        let begun = Instant::now();
         while endpoint.compare_swap(key, LOCK, 0_u32, 1).unwrap() != 0 {
+            assert!(begun.elapsed() < EVER, "thread {me}, round {round}: the lock stays taken");
             std::thread::yield_now();
         }
         let guarded: u16 = endpoint.fetch(key, GUARDED, Reduction::Nothing, 0).unwrap();
@@ -66,6 +69,15 @@ fn use_memory(endpoint: &SharedEndpoint, key: &RemoteKey, me: u64) {
     endpoint.fetch_accumulate(key, COUNTER, Reduction::Nothing, &[], &mut old).unwrap();
     assert!(old[0] >= ROUNDS);
     endpoint.flush(key.rank()).unwrap();
+}
+
+/// Counts the end of a thread, also if it panics: the other threads wait for the count.
+struct CountEnd<'a>(&'a AtomicU64);
+
+impl Drop for CountEnd<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Makes progress until the count is reached: of threads that have ended, for instance.
@@ -87,8 +99,8 @@ fn threads_use_memory(config: &Config, allocated: bool) {
             for (endpoint, key) in [(&zero, keys[1]), (&one, keys[0])] {
                 let (endpoint, ended) = (endpoint.clone(), &ended);
                 threads.push(scope.spawn(move || {
+                    let _end = CountEnd(ended);
                     use_memory(&endpoint, &key, me);
-                    ended.fetch_add(1, Ordering::Relaxed);
                 }));
             }
         }
@@ -140,6 +152,7 @@ fn a_refusal_is_an_error_of_the_thread_whose_operation_was_refused() {
             .map(|me| {
                 let (zero, ended) = (zero.clone(), &ended);
                 scope.spawn(move || {
+                    let _end = CountEnd(ended);
                     for _ in 0..20 {
                         let key = if me % 2 == 0 { &good } else { &forged };
                         let put = zero.put_as(key, 8 * me, &[me as u8; 8], false, CompleteAt::Target);
@@ -147,7 +160,6 @@ fn a_refusal_is_an_error_of_the_thread_whose_operation_was_refused() {
                             matches!(put, Err(Error::Refused { rank: 1, refusal: Refusal::Key, count: 1 }));
                         assert!(if me % 2 == 0 { put.is_ok() } else { refused }, "{put:?}");
                     }
-                    ended.fetch_add(1, Ordering::Relaxed);
                 })
             })
             .collect();
@@ -188,8 +200,10 @@ fn threads_send_active_messages_which_are_handled_once_and_in_order() {
         let me = usize::from(message.header()[0]);
         let number = u64::from_le_bytes(message.payload()[..8].try_into().unwrap());
         let mut order = order.lock().unwrap();
-        assert_eq!(number, order[me] + 1, "thread {me}");
-        order[me] = number;
+        // Not asserted here: without this endpoint the senders would wait for ever.
+        if number == order[me] + 1 {
+            order[me] = number;
+        }
         count.fetch_add(1, Ordering::Relaxed);
     })
     .unwrap();
@@ -211,5 +225,5 @@ fn threads_send_active_messages_which_are_handled_once_and_in_order() {
         .collect();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     receiver.join().unwrap();
-    assert_eq!(*last.lock().unwrap(), [ROUNDS; THREADS as usize]);
+    assert_eq!(*last.lock().unwrap(), [ROUNDS; THREADS as usize], "the last message in order");
 }
