@@ -3,10 +3,10 @@
 //!
 //! - **RTS**. Word 0: bytes of the message; 1: the sender's request; 2: bits 0-7 the protocol by which the sender
 //!   receives such messages, 0 if unknown, see [`Rts::protocol_number`]; bits 8-23 the head of a [`Descriptor`] of
-//!   the message's bytes in the sender's memory; bits 24-31 the origin; bit 32 whether the
-//!   message has immediate data; bit 33 whether its bytes follow unasked; bit 34 whether it would have left at once if
-//!   there had been credit for it; the other bits are 0. Then the immediate data, a word, if there are any. Then the bytes of the descriptor, filled with zeros to whole words. Then the
-//!   first bytes of the message.
+//!   the message's bytes in the sender's memory; bits 24-31 the origin; bit 32 whether the message has immediate
+//!   data; bit 33 whether its bytes follow unasked; bit 34 whether it would have left at once if there had been credit
+//!   for it; the other bits are 0. Then the immediate data, a word, if there are any. Then the bytes of the descriptor,
+//!   filled with zeros to whole words. Then the first bytes of the message.
 //! - **CTS**. Word 0: the sender's request; 1: the receiver's request; 2: first byte requested; 3: end of the
 //!   bytes requested; 4: bits 8-23 the head of a descriptor of the receiver's buffer; the other bits are 0.
 //!   Then the bytes of the descriptor, as in RTS.
