@@ -455,7 +455,12 @@ fn addresses_that_another_thread_is_still_unmapping_are_registered_anew() {
             let (at, byte) = (place + turn % 16 * 4 * PAGE, (turn % 250 + 1) as u8);
             touch(&mut cache, at, 4);
             asks[turn % 3].send(at).unwrap();
+            let begun = std::time::Instant::now();
             while !claim(at, 4) {
+                assert!(
+                    begun.elapsed() < std::time::Duration::from_secs(60),
+                    "turn {turn}: no thread unmaps"
+                );
                 std::thread::yield_now();
             }
             // SAFETY: claimed, and ours.
