@@ -143,6 +143,16 @@ impl SpinPolicy {
         }
     }
 
+    /// Adapts to another way in which the processes share their processors: peers have come or gone. What was learned
+    /// of the time of a yield stays, and so does a spin that the caller has fixed.
+    pub fn set_load(&mut self, load: Oversubscription) {
+        if self.fixed {
+            self.oversubscribed = load != Oversubscription::Room;
+        } else {
+            *self = Self::new(load, None, self.call);
+        }
+    }
+
     /// Returns whether calls that never wait yield the core, after [`SpinPolicy::polls`] failed polls in a row.
     pub const fn yields_between_calls(&self) -> bool {
         self.oversubscribed && !self.fixed
@@ -250,6 +260,21 @@ mod tests {
             SpinPolicy::new(Oversubscription::Room, Some(0), AT_ONCE).rest(&mut failed_polls, 1),
             SpinAction::Sleep
         );
+    }
+
+    #[test]
+    fn the_spin_adapts_to_peers_that_come_and_go() {
+        let mut policy = spin_policy(Oversubscription::Room);
+        policy.set_load(Oversubscription::Apart);
+        assert!(policy.yields_between_calls());
+        assert!(polls_before_sleep(&mut policy, AT_ONCE) <= 2 * SPIN_APART);
+        policy.set_load(Oversubscription::Room);
+        assert!(!policy.yields_between_calls());
+        assert!(polls_before_sleep(&mut policy, AT_ONCE) >= LONGEST_SPIN);
+        let mut fixed = SpinPolicy::new(Oversubscription::Room, Some(500), AT_ONCE);
+        fixed.set_load(Oversubscription::Apart);
+        let mut failed_polls = FailedPolls::NONE;
+        assert_eq!((fixed.polls(), fixed.rest(&mut failed_polls, 500)), (500, SpinAction::Sleep));
     }
 
     #[test]

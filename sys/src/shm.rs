@@ -51,7 +51,7 @@ pub(crate) use calls::{CallOutcome, Calls, HeardCall, failure_of};
 pub(crate) use connect::RankProcess;
 pub(crate) use joining::JoiningProcess;
 pub(crate) use lent::{LentRange, Loan};
-pub(crate) use oversubscription::lack_processors;
+pub(crate) use oversubscription::load_beside;
 pub(crate) use regions::{PeerRegion, share_of, window_of};
 pub(crate) use rejoin::{RejoinAnswer, RejoinListener};
 use segments::OwnSegments;

@@ -17,6 +17,7 @@ mod written;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use nemesia::{Arm, Config, Endpoint, Error, Message, Origin, PeerAddress, PeerRef, Segment, SendOp};
@@ -75,6 +76,9 @@ const MOST_UNEXPECTED: usize = 16 << 30;
 /// Why a buffer is refused. An MPI may pass the null pointer for MPI_BOTTOM.
 const NO_MEMORY: &str = "its buffer is the null pointer, or longer than memory can be; if an MPI has passed MPI_BOTTOM \
                          on, name a buffer instead, with offsets from it in the datatype";
+
+/// The endpoints of this process that are open.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
 
 /// The completion queue of one direction.
 #[derive(Clone, Copy, Debug)]
@@ -222,6 +226,7 @@ impl Port {
         let mut endpoint = open_alone()?;
         let inbox = Inbox::of(&mut endpoint);
         let own = *endpoint.address()?;
+        OPEN.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             endpoint,
             own,
@@ -250,6 +255,7 @@ impl Port {
     /// Sends what is pending and closes the endpoint.
     pub(crate) fn close(mut self) -> Result<(), Errno> {
         self.start_all_kept();
+        OPEN.fetch_sub(1, Ordering::Relaxed);
         drop(self.claimed);
         Ok(self.endpoint.close()?)
     }
@@ -271,6 +277,11 @@ impl Port {
     /// Prepares for a sleep on the descriptor. `false`: there may be something to do.
     pub(crate) fn arm(&mut self) -> bool {
         self.endpoint.arm() == Arm::Armed
+    }
+
+    /// Returns whether this is the only endpoint of the process: one that sleeps in it misses no message of another.
+    pub(crate) fn is_only() -> bool {
+        OPEN.load(Ordering::Relaxed) == 1
     }
 
     /// Waits until something happens, for at most so long.

@@ -22,6 +22,7 @@ use nemesia_core::engine::{Engine, Lent, Tuning};
 use nemesia_core::flow::CeilingError;
 use nemesia_core::port::PacketPort as _;
 use nemesia_core::slab::List;
+use nemesia_core::spin::Oversubscription;
 use nemesia_core::store;
 
 use super::group::Agreements;
@@ -260,11 +261,16 @@ impl Endpoint {
         self.waiter.neighbours().len()
     }
 
-    /// Returns whether this process and its [neighbours](Self::neighbours) are more than the processors on which they
-    /// may run: then one that polls without a pause keeps others from running, and should yield. Makes a system call
-    /// for each of them.
-    pub fn lacks_processors(&self) -> bool {
-        shm::lack_processors(self.waiter.neighbours())
+    /// Finds out how this process and its [neighbours](Self::neighbours) share the processors on which they may run,
+    /// and adapts later waits. Returns whether they are more than those processors: then one that polls without a
+    /// pause keeps others from running, and should wait ([`Endpoint::wait_progress`]).
+    ///
+    /// An endpoint does this when it is opened. One that was opened alone has no neighbours then. The call reads some
+    /// files of the kernel for each neighbour.
+    pub fn learn_load(&mut self) -> bool {
+        let load = shm::load_beside(self.waiter.neighbours());
+        self.waiter.set_load(load);
+        load != Oversubscription::Room
     }
 
     /// Returns why a rank is gone; `None` if it is not.

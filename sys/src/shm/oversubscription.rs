@@ -29,15 +29,15 @@ fn mask(list: &[usize]) -> Cpus {
     cpus
 }
 
-/// Returns whether we and these processes, directly or through others of them, are more than the processors on which we
-/// may run now. Those of a process whose processors are unknown count as ours.
-pub(crate) fn lack_processors(peers: impl Iterator<Item = i32>) -> bool {
+/// Returns how we share the processors on which we may run now with these processes, by their process ids (0 if
+/// unknown). The processors of a process whose own are unknown count as ours.
+pub(crate) fn load_beside(peers: impl Iterator<Item = i32>) -> Oversubscription {
     let ours = allowed();
     let of = |pid: i32| {
         let known = (pid > 0).then(|| numa::allowed_cpus_of(pid).ok());
-        known.flatten().map_or(ours, |list| mask(&list))
+        (known.flatten().map_or(ours, |list| mask(&list)), pid.max(0))
     };
-    lacks_processors(ours, peers.map(of))
+    load(ours, &peers.map(of).collect::<Vec<_>>())
 }
 
 /// Returns how we share our processors with the peers, given their processors and their process ids (0 if
@@ -292,6 +292,8 @@ mod tests {
         // oversubscription.
         assert_eq!(load(cpus(&[0]), &[(cpus(&[1]), 0)]), Oversubscription::Room);
         assert_eq!(load(ours, &world(own)), Oversubscription::Together);
+        assert_eq!(load_beside(world(own).iter().map(|(_, pid)| *pid)), Oversubscription::Together);
+        assert_eq!(load_beside(world(0).iter().map(|(_, pid)| *pid)), Oversubscription::Apart);
         // The first number belongs to no process, and 0 stands for an unknown one.
         for foreign in [i32::MAX, 0] {
             let mut peers = world(own);

@@ -1,9 +1,12 @@
 /* Waits and threads: fabtests' groups rdm_pingpong with a wait object, rdm_stress, msg_epoll and dgram_waitset (their
  * waits, over this endpoint type). */
+#define _GNU_SOURCE
 #include "sides.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 /* Sleeps on the descriptor of the queue until there is something to read. */
@@ -278,10 +281,56 @@ static void in_batches(void) {
     close_side(&it);
 }
 
+/* Binds this process to the first processor that it may use. */
+static void bind_to_first(void) {
+    cpu_set_t all, first;
+    int at = 0;
+    CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
+    while (!CPU_ISSET(at, &all)) at++;
+    CPU_ZERO(&first);
+    CPU_SET(at, &first);
+    CHECK(sched_setaffinity(0, sizeof first, &first) == 0);
+}
+
+/* A process that polls an empty queue sleeps if its peer has the same processor, and the next message wakes it. */
+static void oversubscribed(void) {
+    struct side it;
+    struct fi_cq_tagged_entry entry;
+    struct rusage usage;
+    char byte = 'm';
+    int in = 0;
+    bind_to_first();
+    open_side(&it, &(struct options){.threading = FI_THREAD_DOMAIN});
+    for (int at = 0; at < 10; at++) {
+        OK(fi_trecv(it.ep, &in, sizeof in, NULL, FI_ADDR_UNSPEC, 7, 0, &in));
+        if (rank == 1) {
+            /* This process sleeps until the other one has slept. */
+            CHECK(at == 0 || recv(other, &byte, 1, 0) == 1);
+            POSTED(&it, fi_tinject(it.ep, &at, sizeof at, it.peer, 7));
+            completed(&it, &in);
+        } else if (at > 0) {
+            const double end = now() + LIMIT;
+            CHECK(getrusage(RUSAGE_SELF, &usage) == 0);
+            for (const long before = usage.ru_nvcsw; usage.ru_nvcsw < before + 3;) {
+                RETURNS(fi_cq_read(it.cq, &entry, 1), -FI_EAGAIN);
+                CHECK(now() < end && getrusage(RUSAGE_SELF, &usage) == 0);
+            }
+            CHECK(send(other, &byte, 1, MSG_NOSIGNAL) == 1);
+        }
+        if (rank == 0) {
+            completed(&it, &in);
+            POSTED(&it, fi_tinject(it.ep, &at, sizeof at, it.peer, 7));
+        }
+        CHECK(in == at);
+    }
+    meet(&it);
+    close_side(&it);
+}
+
 static const struct test TESTS[] = {
     {"in_batches", in_batches, 2},
     {"descriptor", descriptor, 2}, {"blocking", blocking, 2}, {"signalled", signalled, 1}, {"cancelled", cancelled, 1},
-    {"threads", threads, 2}, {"delivered", delivered, 2},
+    {"threads", threads, 2}, {"delivered", delivered, 2}, {"oversubscribed", oversubscribed, 2},
 };
 
 int main(int count, char **words) { return run_test(count, words, TESTS, sizeof TESTS / sizeof *TESTS); }

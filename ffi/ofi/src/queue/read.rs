@@ -3,14 +3,18 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::time::{Duration, Instant};
 
+use nemesia::internals::os::clock;
+
 use super::QueueObject;
 use crate::bindings::{self as fi, fi_cq_err_entry, fi_cq_tagged_entry, fid_cq};
 use crate::entries::Reader;
 use crate::failure::text_of;
 use crate::object::{Errno, call, call_now, object};
+use crate::port::Port;
 use crate::state::DomainState;
 
-/// The longest sleep: another thread's call may have taken the completion that this one waits for.
+/// The longest sleep: another thread's call may have taken the completion that this one waits for, and a program that
+/// polls may look for more than completions.
 const SLEEP: Duration = Duration::from_millis(1);
 
 impl QueueObject {
@@ -33,17 +37,35 @@ impl QueueObject {
     /// Lets others run, after many failed reads.
     #[cold]
     fn give_way(&self) {
-        self.domain.with(|state| {
-            let DomainState { ports, queues, .. } = state;
-            let numbers = queues.get(self.number).map_or(&[][..], |queue| &queue.ports);
-            let count = |number: &usize| ports.get(*number).map_or(0, |port| port.endpoint.neighbours());
-            let neighbours = numbers.iter().map(count).sum();
-            let lacks =
-                |number: &usize| ports.get(*number).is_some_and(|port| port.endpoint.lacks_processors());
-            let are_more = || numbers.iter().any(lacks);
-            self.rest.learn(neighbours, are_more);
+        let is_rapid = self.rest.is_rapid(clock::ticks());
+        let has_waited = self.domain.with(|state| {
+            self.learn_load(state);
+            is_rapid && self.rest.is_oversubscribed() && !self.domain.is_shared() && self.wait_for_all(state)
         });
-        self.rest.give_way();
+        if has_waited { self.rest.wake() } else { self.rest.give_way() }
+    }
+
+    /// Learns whether there are more processes than processors.
+    fn learn_load(&self, state: &mut DomainState) {
+        let DomainState { ports, queues, .. } = state;
+        let numbers = queues.get(self.number).map_or(&[][..], |queue| &queue.ports);
+        let count = |number: &usize| ports.get(*number).map_or(0, |port| port.endpoint.neighbours());
+        let neighbours = numbers.iter().map(count).sum();
+        let lacks = |number: &usize| ports.get(*number).is_some_and(|port| port.endpoint.learn_load());
+        self.rest.learn(neighbours, || numbers.iter().any(lacks));
+    }
+
+    /// Waits until the only endpoint of the process has something, for a short time. Returns `false` at once if the
+    /// application may look for something else: in another queue, at another endpoint, or at descriptors.
+    fn wait_for_all(&self, state: &mut DomainState) -> bool {
+        let is_quiet = state.queues.iter_mut().all(|it| it.entries.is_empty() && !it.has_wait());
+        let only = state.queues.get(self.number).and_then(|queue| queue.ports.first().copied());
+        let Some(port) = only.filter(|_| is_quiet && Port::is_only()).and_then(|at| state.ports.get(at))
+        else {
+            return false;
+        };
+        port.pause(SLEEP);
+        true
     }
 
     /// Waits until there may be something to read, for a short time. Returns whether a wait must end.

@@ -6,16 +6,28 @@
 //! this machine that it knows can have a processor each: then those that want it are programs of others, and the
 //! scheduler divides the time. MPIs often bind each process to a processor, so those of all of them count.
 //!
+//! There, the reader rather waits in the endpoint, which yields and sleeps as is best, and is woken by messages. A yield
+//! reaches only processes of the same session, and Hydra starts each process in one of its own: then the kernel leaves
+//! the processor to the reader that has yielded, for some milliseconds. If the processor goes to a process that
+//! computes, it is gone for as long. Only a reader that polls without a pause waits: one that does something else
+//! between its reads would be held up.
+//!
 //! The kernel counts how often another thread has had the processor of this one: time does not show it. Where four
 //! processes that poll share a processor, each call that gives it away takes as long as the others poll, the shortest
 //! one, too. If calls of the same length count as vain ones, all of them poll longer and longer.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use nemesia::internals::os::clock;
 
 /// The failed reads before a process gives its processor away: at first, and if peers have run the last time.
 const FIRST: u32 = 32;
 const LEAST: u32 = 2;
+/// The failed reads before a process that has waited does so again.
+const FEW: u32 = 16;
+/// The ticks of the clock that a read and what an MPI does between two reads take at most: some microseconds.
+const RAPID: u64 = 1 << 13;
 /// The most of them, and the most if there are more processes than processors: a few of their reads.
 const MOST: u32 = 4096;
 const MOST_OVERSUBSCRIBED: u32 = 256;
@@ -34,13 +46,15 @@ pub(super) struct Rest {
     /// whether there were.
     known: AtomicUsize,
     is_oversubscribed: AtomicBool,
+    /// The ticks at the first of the failed reads.
+    begun: AtomicU64,
 }
 
 impl Rest {
     pub(super) fn new() -> Self {
         let [failed, patience] = [0, FIRST].map(AtomicU32::new);
         let (known, is_oversubscribed) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { failed, patience, known, is_oversubscribed }
+        Self { failed, patience, known, is_oversubscribed, begun: AtomicU64::new(0) }
     }
 
     /// Notes a read that has found something.
@@ -53,8 +67,27 @@ impl Rest {
     #[inline]
     pub(super) fn begin(&self) -> bool {
         let failed = self.failed.load(Ordering::Relaxed) + 1;
+        if failed == 1 {
+            self.begun.store(clock::ticks(), Ordering::Relaxed);
+        }
         self.failed.store(failed, Ordering::Relaxed);
         failed >= self.patience.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_oversubscribed(&self) -> bool {
+        self.is_oversubscribed.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the failed reads have followed each other without a pause.
+    pub(super) fn is_rapid(&self, now: u64) -> bool {
+        let took = now.wrapping_sub(self.begun.load(Ordering::Relaxed));
+        took < RAPID * u64::from(self.failed.load(Ordering::Relaxed))
+    }
+
+    /// Notes the end of a wait.
+    pub(super) fn wake(&self) {
+        self.patience.store(FEW, Ordering::Relaxed);
+        self.end();
     }
 
     /// Learns whether there are more processes than processors, by `are_more`, if the number of peers on this
@@ -76,7 +109,7 @@ impl Rest {
 
     /// Learns from a call that gave the processor away: whether another thread has had it since the call before.
     fn learn_yield(&self, have_others_run: bool) {
-        let is_oversubscribed = self.is_oversubscribed.load(Ordering::Relaxed);
+        let is_oversubscribed = self.is_oversubscribed();
         let most = if is_oversubscribed { MOST_OVERSUBSCRIBED } else { MOST };
         let patience = match have_others_run {
             true if is_oversubscribed => LEAST,
@@ -98,7 +131,9 @@ fn switches() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{FIRST, LEAST, MOST, MOST_OVERSUBSCRIBED, Rest};
+    use std::sync::atomic::Ordering;
+
+    use super::{FEW, FIRST, LEAST, MOST, MOST_OVERSUBSCRIBED, RAPID, Rest};
 
     /// Returns the failed reads until the processor is given away.
     fn reads(rest: &Rest) -> u32 {
@@ -122,6 +157,17 @@ mod tests {
         assert_eq!(reads(&rest), MOST_OVERSUBSCRIBED);
         rest.learn_yield(true);
         assert_eq!(reads(&rest), LEAST);
+    }
+
+    #[test]
+    fn reader_waits_again_after_few_reads_unless_it_does_something_else_between_them() {
+        let rest = Rest::new();
+        rest.wake();
+        assert_eq!(reads(&rest), FEW);
+        assert!(!rest.begin() && !rest.begin());
+        let begun = rest.begun.load(Ordering::Relaxed);
+        assert!(rest.is_rapid(begun + 2 * RAPID - 1));
+        assert!(!rest.is_rapid(begun + 2 * RAPID));
     }
 
     #[test]

@@ -83,6 +83,11 @@ impl Waiter {
         }
     }
 
+    /// Adapts the spin to another load of the processors.
+    pub(in crate::endpoint) fn set_load(&mut self, load: Oversubscription) {
+        self.spin_policy.set_load(load);
+    }
+
     /// Returns the process of a peer, if this process can name it.
     pub(in crate::endpoint) fn pid(&self, peer: usize) -> Option<i32> {
         self.watch.pid(peer)
