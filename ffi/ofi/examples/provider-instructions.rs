@@ -7,8 +7,9 @@
 //! |---|---|
 //! | `inject` | `fi_tinjectdata`, as MPICH sends its short messages |
 //! | `send` | `fi_tsend`, and the read of its completion |
+//! | `window` | as `send`, for 64 messages at a time |
 //!
-//! In both modes `fi_trecv` comes first. A read finds the message, and one more finds nothing.
+//! In all modes `fi_trecv` comes first. A read finds the message, or up to 16 of a window, and one more finds nothing.
 
 #[path = "../src/bindings.rs"]
 #[rustfmt::skip]
@@ -28,6 +29,8 @@ const DATA: u64 = 11;
 /// The completions that a read asks for, as MPICH does.
 const ENTRIES: usize = 16;
 const MOST: usize = 8192;
+/// The messages of a window.
+const WINDOW: usize = 64;
 const CAPS: u64 = fi::FI_MSG as u64
     | fi::FI_TAGGED as u64
     | fi::FI_RMA as u64
@@ -241,12 +244,41 @@ fn pass((zero, one): (&Side, &Side), bytes: &'static [u8], injects: bool) -> Res
     check("the idle read", i64::from(fi::FI_EAGAIN) + counted_idle(one, &mut entries) as i64)
 }
 
+/// Passes a window of messages. The reads of both sides take turns, as in two processes.
+fn pass_window((zero, one): (&Side, &Side), bytes: &'static [u8]) -> Result<(), Failed> {
+    let (mut buffers, mut sent, mut received) =
+        (vec![vec![0; bytes.len()]; WINDOW], [0; WINDOW], [0; WINDOW]);
+    // SAFETY: entries are valid if they are zero.
+    let mut entries: Entries = unsafe { std::mem::zeroed() };
+    for (to, context) in buffers.iter_mut().zip(&mut received) {
+        check("fi_trecv", counted_post(one, black_box(to), context) as i64)?;
+    }
+    for context in &mut sent {
+        check("the send", counted_send(zero, black_box(bytes), Some(context)) as i64)?;
+    }
+    let mut left = [WINDOW; 2];
+    while left != [0; 2] {
+        for (at, left) in left.iter_mut().enumerate().filter(|(_, left)| **left > 0) {
+            let found =
+                if at == 0 { counted_sent(zero, &mut entries) } else { counted_arrival(one, &mut entries) };
+            match usize::try_from(found) {
+                Ok(found) => *left = left.checked_sub(found).ok_or("too many completions were read")?,
+                Err(_) => check("a read", i64::from(fi::FI_EAGAIN) + found as i64)?,
+            }
+        }
+    }
+    if buffers.iter().any(|buffer| buffer != bytes) {
+        return Err("other messages have arrived".into());
+    }
+    check("the idle read", i64::from(fi::FI_EAGAIN) + counted_idle(one, &mut entries) as i64)
+}
+
 fn main() -> Result<(), Failed> {
     static MESSAGE: [u8; MOST] = [b'm'; MOST];
     let given: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = given.iter().map(String::as_str).collect();
-    let [library, mode @ ("inject" | "send"), count, len] = arguments[..] else {
-        return Err("usage: provider-instructions LIBRARY inject|send COUNT BYTES".into());
+    let [library, mode @ ("inject" | "send" | "window"), count, len] = arguments[..] else {
+        return Err("usage: provider-instructions LIBRARY inject|send|window COUNT BYTES".into());
     };
     let (count, len): (usize, usize) = (count.parse()?, len.parse()?);
     let bytes = MESSAGE.get(..len).ok_or("so long are no messages here")?;
@@ -256,6 +288,9 @@ fn main() -> Result<(), Failed> {
     introduce(&mut zero, &one)?;
     introduce(&mut one, &zero)?;
     connect(&zero, &one)?;
+    if mode == "window" {
+        return (0..count / WINDOW).try_for_each(|_| pass_window((&zero, &one), bytes));
+    }
     for _ in 0..count {
         pass((&zero, &one), bytes, mode == "inject")?;
     }

@@ -6,11 +6,11 @@
 //! this machine that it knows can have a processor each: then those that want it are programs of others, and the
 //! scheduler divides the time. MPIs often bind each process to a processor, so those of all of them count.
 //!
-//! There, the reader rather waits in the endpoint, which yields and sleeps as is best, and is woken by messages. A yield
-//! reaches only processes of the same session, and Hydra starts each process in one of its own: then the kernel leaves
-//! the processor to the reader that has yielded, for some milliseconds. If the processor goes to a process that
-//! computes, it is gone for as long. Only a reader that polls without a pause waits: one that does something else
-//! between its reads would be held up.
+//! There, the reader rather waits in the endpoint, which yields or sleeps, and is woken by messages. A yield reaches
+//! only processes of the same session, and Hydra starts each process in one of its own: then the kernel leaves the
+//! processor to the reader that has yielded, for some milliseconds. If the processor goes to a process that computes,
+//! it is gone for as long. Only a reader that polls without a pause waits: one that does something else between its
+//! reads would be held up.
 //!
 //! The kernel counts how often another thread has had the processor of this one: time does not show it. Where four
 //! processes that poll share a processor, each call that gives it away takes as long as the others poll, the shortest
@@ -46,7 +46,7 @@ pub(super) struct Rest {
     /// whether there were.
     known: AtomicUsize,
     is_oversubscribed: AtomicBool,
-    /// The ticks at the first of the failed reads.
+    /// The ticks at the first of the failed reads, if there are more processes than processors.
     begun: AtomicU64,
 }
 
@@ -67,7 +67,8 @@ impl Rest {
     #[inline]
     pub(super) fn begin(&self) -> bool {
         let failed = self.failed.load(Ordering::Relaxed) + 1;
-        if failed == 1 {
+        // Elsewhere the time is not needed, and the clock costs some nanoseconds that a message may have to wait.
+        if failed == 1 && self.is_oversubscribed() {
             self.begun.store(clock::ticks(), Ordering::Relaxed);
         }
         self.failed.store(failed, Ordering::Relaxed);
@@ -162,6 +163,7 @@ mod tests {
     #[test]
     fn reader_waits_again_after_few_reads_unless_it_does_something_else_between_them() {
         let rest = Rest::new();
+        rest.learn(7, || true);
         rest.wake();
         assert_eq!(reads(&rest), FEW);
         assert!(!rest.begin() && !rest.begin());
