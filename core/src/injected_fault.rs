@@ -267,11 +267,15 @@ pub enum InjectedFault {
     AdmitFormer,
     /// A restarted rank is answered without the word of the launcher.
     ReadmitUnasked,
+    /// A rank claims its rank to processes of other worlds, too.
+    ClaimEverywhere,
+    /// An endpoint that ends without having been closed seems to be closed.
+    ForgetDropped,
 }
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 128] = [
+    pub const ALL: [InjectedFault; 130] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -400,6 +404,8 @@ impl InjectedFault {
         InjectedFault::ForgetDeparture,
         InjectedFault::AdmitFormer,
         InjectedFault::ReadmitUnasked,
+        InjectedFault::ClaimEverywhere,
+        InjectedFault::ForgetDropped,
     ];
 
     /// Returns whether the fault concerns a [channel](crate::port::channel) or what is below it, and not the engine.

@@ -7,7 +7,8 @@
 //! | [`address`], [`token`] | an address is the capability to call its process |
 //! | [`proof`] | how both ends prove that they were given an address, without sending its token |
 //!
-//! Nothing outside this module uses it yet: the carriers of `sys` will.
+//! Connections inside a machine that are made on demand are links: see `sys/src/shm/calls.rs`. The other carriers
+//! follow.
 #![forbid(unsafe_code)]
 
 /// Returns whether this fault is injected; false in the library that ships.

@@ -257,18 +257,9 @@ where
     /// Decides about a call from the process with this address; `call` is the number of its call. The layer above has
     /// checked that the caller is what the address says, and has recorded the ends of connections that it can see.
     pub fn called(&mut self, caller: &PeerAddress, call: u64) -> CallAnswer {
-        if *caller == self.own {
-            return CallAnswer::Refuse(CallRefusal::Itself);
-        }
-        let peer = match self.find(caller) {
-            Some(index) => self.reference(index),
-            None if !self.admits_strangers() => return CallAnswer::Refuse(CallRefusal::Unknown),
-            // Nothing is kept of a caller for which there is no connection.
-            None if self.used >= self.limits.connections => return CallAnswer::Refuse(CallRefusal::Full),
-            None => match self.insert(caller) {
-                Some(peer) => peer,
-                None => return CallAnswer::Refuse(CallRefusal::Full),
-            },
+        let peer = match self.caller(caller) {
+            Ok(peer) => peer,
+            Err(refusal) => return CallAnswer::Refuse(refusal),
         };
         let is_pinned = self.is_pinned(peer);
         let slot = self.slots.get_mut(peer.index);
@@ -309,6 +300,48 @@ where
         match self.stage(peer) {
             Ok(PeerStage::Calling(number)) => self.answer(peer, number),
             _ => CallAnswer::Outdated,
+        }
+    }
+
+    /// Takes a number for a caller whose call counts, as the machine of links has decided. It has checked that the
+    /// caller is what the address says.
+    ///
+    /// # Errors
+    /// See [`CallRefusal`].
+    pub fn admit(&mut self, caller: &PeerAddress) -> Result<(PeerRef, PeerId), CallRefusal> {
+        let peer = self.caller(caller)?;
+        let stage = self.slots.get(peer.index).stage;
+        let number = match stage {
+            PeerStage::Connected(_) => return Err(CallRefusal::Connected),
+            PeerStage::Ended(_) if self.is_pinned(peer) => return Err(CallRefusal::Unknown),
+            PeerStage::Calling(number) | PeerStage::Answering(number) => number,
+            PeerStage::Apart | PeerStage::Ended(_) => {
+                self.take_number(peer.index).map_err(|_| CallRefusal::Full)?
+            }
+        };
+        self.slots.get_mut(peer.index).stage = PeerStage::Answering(number);
+        Ok((peer, number))
+    }
+
+    /// Records that the link with a peer is open. Returns the number of the connection; `None` if no call is under way.
+    pub fn opened(&mut self, peer: PeerRef) -> Option<PeerId> {
+        let slot = self.slots.live_mut(peer.index, peer.generation)?;
+        let (PeerStage::Calling(number) | PeerStage::Answering(number)) = slot.stage else { return None };
+        slot.stage = PeerStage::Connected(number);
+        Some(number)
+    }
+
+    /// Returns the peer with the address of a caller, which becomes known if there is a place for it.
+    fn caller(&mut self, caller: &PeerAddress) -> Result<PeerRef, CallRefusal> {
+        if *caller == self.own {
+            return Err(CallRefusal::Itself);
+        }
+        match self.find(caller) {
+            Some(index) => Ok(self.reference(index)),
+            None if !self.admits_strangers() => Err(CallRefusal::Unknown),
+            // Nothing is kept of a caller for which there is no connection.
+            None if self.used >= self.limits.connections => Err(CallRefusal::Full),
+            None => self.insert(caller).ok_or(CallRefusal::Full),
         }
     }
 

@@ -25,7 +25,7 @@
 //! |---|---|---|---|
 //! | idle; ended further peer that is freed | the user speaks | calling | dial the first carrier: hand-off if the machine is ours, else IP, else datagrams |
 //! | calling | hand-off is reached; challenge | proving | make what is offered; call with proof |
-//! | calling | busy; no place or resource in this process | calling | again after 1 to 100 ms, doubling; a shortage of this process never ends a peer |
+//! | calling | busy or full; no place or resource in this process | calling | again after 1 to 100 ms, doubling; a shortage of this process never ends a peer, and a full queue shows that a rank lives |
 //! | calling | nothing listens | calling, ended | the next carrier of the address (copies of a machine have equal boots); none left: died |
 //! | calling, proving, confirmed | time over | ended | unreachable, or refused if the last word of the peer was a passing refusal; a rank goes on while its kernel has taken the connection, or shows life |
 //! | calling, proving | proved call, ours counts | same | park it; an older parked one is dropped |
@@ -36,11 +36,12 @@
 //! | calling to confirmed | passing refusal; carrier lost | calling, answered | a parked call is decided now; else the next attempt, with the next number |
 //! | calling to confirmed | final refusal; leave; process ended | ended | report, with the words |
 //! | confirmed | no path | ended refused | refuse with words; other offers are the owner's to try first |
+//! | confirmed | no path for want of something in this process | calling | passing refusal, so that the peer frees at once; the next attempt |
 //! | confirmed | welcome; or the confirmation was sent over hand-off | open | report; packets leave |
 //! | idle | proved call | answered, held | ask the owner: answer, or refuse; the restarted process of a rank is held |
 //! | held | a later call or incarnation | held | only the latest is kept |
 //! | held | confirmed by the launcher, then readmitted | answered, calling | the former process has died, also if it was never met; answer, or call if the carrier is lost |
-//! | answered | right confirmation | open | settle, welcome, report |
+//! | answered | right confirmation | open | settle, welcome (not over hand-off), report |
 //! | answered | carrier lost, passing refusal | idle, calling | unmake; call if packets wait, or if it is a rank, which shows what it is |
 //! | answered | a later call | answered | drop the former, answer again |
 //! | answered | too old, and its place is needed | idle | hand-off: end the reading side, then drop; others: passing refusal (without welcome the caller has sent nothing) |
@@ -49,7 +50,7 @@
 //! | open | the user disconnects | leaving | when everything has left, or the time is over: goodbye, on datagrams repeated until *done* |
 //! | ended rank | its call | ended | refuse for good, so that both sides agree |
 //! | any rank | call of a lower incarnation | same | refuse for good: a later process of the rank is known |
-//! | not open | proved departure, from the place that its address names | ended | left |
+//! | not open | proved departure, from the place that its address names | ended | left, or dropped |
 //! | any | other version, nonsense | same or ended | one refusal with both versions |
 //!
 //! Of two calls that cross, that of the higher rank counts, else that of the smaller address, whatever carriers they

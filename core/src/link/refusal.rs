@@ -103,6 +103,36 @@ impl fmt::Debug for LinkText<'_> {
     }
 }
 
+/// The words of a refusal that this process makes: printable ASCII.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RefusalWords {
+    text: [u8; MOST_REFUSAL_TEXT],
+    len: u8,
+}
+
+impl RefusalWords {
+    /// Returns these words, cut to [`MOST_REFUSAL_TEXT`] bytes. Bytes of other characters become question marks.
+    pub const fn new(words: &str) -> Self {
+        let (bytes, mut text, mut len) = (words.as_bytes(), [0; MOST_REFUSAL_TEXT], 0);
+        while len < bytes.len() && len < MOST_REFUSAL_TEXT {
+            text[len] = if is_printable(&bytes[len]) { bytes[len] } else { b'?' };
+            len += 1;
+        }
+        Self { text, len: len as u8 }
+    }
+
+    /// Returns the words.
+    pub fn get(&self) -> &str {
+        self.text.get(..usize::from(self.len)).map_or("", |text| LinkText(text).get())
+    }
+}
+
+impl fmt::Debug for RefusalWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.get(), f)
+    }
+}
+
 pub(super) const fn is_printable(byte: &u8) -> bool {
     matches!(byte, b' '..=b'~')
 }

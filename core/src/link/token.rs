@@ -33,7 +33,8 @@ impl LinkToken {
         Self(token)
     }
 
-    pub(super) const fn bytes(&self) -> &[u8; TOKEN_BYTES] {
+    /// Returns the bytes, for the address.
+    pub const fn bytes(&self) -> &[u8; TOKEN_BYTES] {
         &self.0
     }
 

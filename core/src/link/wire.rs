@@ -22,7 +22,7 @@
 //! | 5 confirm | chosen offer 1, length of the text 1, 0, text of at most 64: why the path is not a better one, proof 16 | 48 to 112 |
 //! | 6 welcome, 9 hold, 10 done | nothing | 24 |
 //! | 7 refuse | code 2, passing 1, length of the text 1, both values 16, text of at most 160 | 44 to 204 |
-//! | 8 leave | how 1; a departure (without a link) has masked address 64, nonce 8 and proof 16 more | 32, 120 |
+//! | 8 leave | how 1 (0 closed, 1 disconnected, 2 dropped); a departure (without a link) has masked address 64, nonce 8 and proof 16 more | 32, 120 |
 //!
 //! A refusal is decoded whatever its version is, so that two versions can tell each other why they do not connect: its
 //! layout never changes. The *instance* of a call distinguishes links of the same service between two processes. A call
@@ -156,6 +156,8 @@ pub enum LeaveManner {
     Closed,
     /// It disconnects from this peer.
     Disconnected,
+    /// It ends its endpoint without having closed it.
+    Dropped,
 }
 
 /// The departure of a process, for a process with which it has no link.
@@ -455,6 +457,7 @@ impl<'a> Reader<'a> {
                 let manner = match how {
                     0 => LeaveManner::Closed,
                     1 => LeaveManner::Disconnected,
+                    2 => LeaveManner::Dropped,
                     _ => return Err(LinkFault::Field(kind)),
                 };
                 if self.0.is_empty() {

@@ -86,6 +86,9 @@ pub enum CallRefusal {
     /// The caller has the address of the called process.
     #[error("the caller has the address of this process")]
     Itself,
+    /// The end of the former connection was not seen yet.
+    #[error("the former connection with the caller has not ended")]
+    Connected,
 }
 
 /// The limits of a process.

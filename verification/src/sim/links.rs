@@ -148,7 +148,9 @@ impl LinksWorld {
     fn open(&mut self, address: LinkAddress, rank: Option<u32>, incarnation: u64, known: Vec<RankSlot>) {
         let at = self.processes.len();
         let version = if self.is_varied && self.rng.one_in(8) { 2 } else { 1 };
-        let process = LinkProcess { rank, incarnation, version, ..LinkProcess::alone(address) };
+        // A further process may be a rank of another world.
+        let claimed = rank.or_else(|| self.rng.one_in(3).then(|| self.rng.below(4) as u32));
+        let process = LinkProcess { rank: claimed, incarnation, version, ..LinkProcess::alone(address) };
         // A rank has a number and two places for each other rank: an ended process keeps one until the next process of
         // its rank is readmitted.
         let has_room = rank.is_some() || self.most_processes > 20;

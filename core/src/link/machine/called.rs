@@ -150,7 +150,7 @@ impl<S: LinkStorage> Links<S> {
             }
             return Ok(index);
         }
-        if self.is_closing {
+        if self.closing.is_some() {
             return Err(refused(RefusalCode::Unknown, false, "this endpoint closes"));
         }
         if rank == NONE {
@@ -418,7 +418,7 @@ impl<S: LinkStorage> Links<S> {
         slot.heard = slot.heard.max(call.call);
         let peer = slot.peer;
         let mut offers = OfferList::EMPTY;
-        let granted = owner.grant(self.reference(index), &peer, &call, &mut offers);
+        let granted = owner.grant(self.reference(index), self.carrier(carrier), &peer, &call, &mut offers);
         let introduction = match granted {
             Ok(introduction) => introduction,
             Err(refusal) => {
@@ -458,7 +458,7 @@ impl<S: LinkStorage> Links<S> {
         owner: &mut O,
     ) {
         if !refusal.is_passing && self.links.get(index).is_needed() {
-            return self.end(index, (LinkEnding::Refused(refusal.code), refusal.words), now, owner);
+            return self.end(index, (LinkEnding::Refused(refusal.code), refusal.words.get()), now, owner);
         }
         self.drop_carrier(index, owner);
         self.settle_idle(index, now, owner);
@@ -502,7 +502,11 @@ impl<S: LinkStorage> Links<S> {
         }
         if self.links.get(index).stage == LinkStage::Answered {
             owner.settle(self.reference(index), confirm.chosen);
-            self.send_body(index, LinkBody::Welcome, owner);
+            let carrier = self.links.get(index).carrier;
+            // Over hand-off the caller does not wait for it.
+            if self.carriers.get(carrier).kind != CarrierKind::HandOff {
+                self.send_body(index, LinkBody::Welcome, owner);
+            }
             self.open(index, now, owner);
         } else if !fault!(WelcomeOnce) {
             self.send_body(index, LinkBody::Welcome, owner);
@@ -511,16 +515,19 @@ impl<S: LinkStorage> Links<S> {
 
     /// Frees the place of an answer that is old and was not confirmed. Returns whether there was one, among a bounded
     /// number of links.
-    pub(super) fn evict_answered<O: LinkOwner>(&mut self, now: Duration, owner: &mut O) -> bool {
-        const EXAMINED: usize = 512;
-        let held = self.limits.held;
-        let touched = self.links.touched().min(EXAMINED) as u32;
-        let is_old = |index: &u32| {
-            let slot = self.links.get(*index);
-            slot.stage == LinkStage::Answered && now >= slot.since + held
-        };
-        let old = (0..touched).find(is_old);
-        old.is_some_and(|index| self.give_up(index, now, owner))
+    pub fn evict_answered<O: LinkOwner>(&mut self, now: Duration, owner: &mut O) -> bool {
+        const EXAMINED: u32 = 512;
+        let (held, touched) = (self.limits.held, self.links.touched() as u32);
+        // The callers that are refused meanwhile call again, so that each link has its turn.
+        for _ in 0..touched.min(EXAMINED) {
+            let index = if self.oldest < touched { self.oldest } else { 0 };
+            self.oldest = index + 1;
+            let slot = self.links.get(index);
+            if slot.stage == LinkStage::Answered && now >= slot.since + held {
+                return self.give_up(index, now, owner);
+            }
+        }
+        false
     }
 
     /// Gives up an answer that was not confirmed. Returns false if the confirmation has come.

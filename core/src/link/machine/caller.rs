@@ -37,7 +37,7 @@ impl<S: LinkStorage> Links<S> {
         if *peer == self.own {
             return Err(LinkError::Itself);
         }
-        if self.is_closing {
+        if self.closing.is_some() {
             return Err(LinkError::Closing);
         }
         let decoded = LinkAddress::decode(peer).map_err(LinkError::Address)?;
@@ -99,6 +99,15 @@ impl<S: LinkStorage> Links<S> {
         }
     }
 
+    /// The process of a rank lives: its limit begins anew.
+    pub(super) fn renew_rank(&mut self, index: u32, now: Duration) {
+        let limit = now + self.limits.patience;
+        let slot = self.links.get_mut(index);
+        if slot.rank != NONE {
+            slot.limit = limit;
+        }
+    }
+
     fn again_later(&mut self, index: u32, now: Duration) {
         let longest = self.limits.pause[1];
         let slot = self.links.get_mut(index);
@@ -151,7 +160,10 @@ impl<S: LinkStorage> Links<S> {
     ) {
         let Some(slot) = self.carriers.live_mut(carrier.index, carrier.generation) else { return };
         let index = slot.link;
-        if fault == DialFault::Busy || self.links.get(index).stage != LinkStage::Calling {
+        if fault != DialFault::Nothing || self.links.get(index).stage != LinkStage::Calling {
+            if fault == DialFault::Full {
+                self.renew_rank(index, now);
+            }
             return self.retry(index, now, owner);
         }
         let next = self.next_route(index, Some(self.links.get(index).route)).filter(|_| !fault!(KeepCarrier));
@@ -176,7 +188,8 @@ impl<S: LinkStorage> Links<S> {
     ) {
         let kind = self.links.get(index).route;
         let mut offers = OfferList::EMPTY;
-        let Some(introduction) = owner.make(self.reference(index), kind, &mut offers) else {
+        let carrier = (self.carrier(self.links.get(index).carrier), kind);
+        let Some(introduction) = owner.make(self.reference(index), carrier, &mut offers) else {
             self.links.get_mut(index).is_short = true;
             return self.retry(index, now, owner);
         };
@@ -186,8 +199,10 @@ impl<S: LinkStorage> Links<S> {
         };
         let key = LinkKey::of(&peer, self.process.job.as_ref());
         let nonce = self.nonces.draw();
+        // A process of another world has another process of this rank.
+        let is_rank = self.links.get(index).rank != NONE || fault!(ClaimEverywhere);
         let claim = match (service, self.process.rank) {
-            (LinkService::Engine, Some(rank)) => rank + 1,
+            (LinkService::Engine, Some(rank)) if is_rank => rank + 1,
             _ => instance,
         };
         let call = LinkCall {
@@ -277,6 +292,13 @@ impl<S: LinkStorage> Links<S> {
     fn confirm<O: LinkOwner>(&mut self, index: u32, result: PathResult, now: Duration, owner: &mut O) {
         let (chosen, reason) = match result {
             PathResult::Up(chosen, reason) => (chosen, reason),
+            PathResult::Failed(refusal) if refusal.is_passing => {
+                // This process lacks something now. The peer frees what it has made.
+                let message = Self::refusal(self.header(index), &refusal);
+                self.send(index, &message, owner);
+                self.links.get_mut(index).is_short = true;
+                return self.retry(index, now, owner);
+            }
             PathResult::Failed(refusal) => return self.refuse_answer(index, &refusal, now, owner),
             PathResult::Pending => return,
         };
@@ -313,7 +335,7 @@ impl<S: LinkStorage> Links<S> {
     ) {
         let message = Self::refusal(self.header(index), refusal);
         self.send(index, &message, owner);
-        self.end(index, (LinkEnding::Refused(refusal.code), refusal.words), now, owner);
+        self.end(index, (LinkEnding::Refused(refusal.code), refusal.words.get()), now, owner);
     }
 
     /// The peer refuses the call.
@@ -325,13 +347,8 @@ impl<S: LinkStorage> Links<S> {
         owner: &mut O,
     ) {
         if refuse.is_passing && !fault!(EndAtPassing) {
-            let patience = self.limits.patience;
-            let slot = self.links.get_mut(index);
-            slot.refused = Some(refuse.code);
-            if slot.rank != NONE {
-                // The peer lives.
-                slot.limit = now + patience;
-            }
+            self.links.get_mut(index).refused = Some(refuse.code);
+            self.renew_rank(index, now);
             return self.retry(index, now, owner);
         }
         let end = LinkEnding::Refused(refuse.code);

@@ -160,9 +160,9 @@ impl<S: LinkStorage> Links<S> {
         }
     }
 
-    /// This endpoint closes: it accepts no more calls. The owner then calls `close_next` until nothing is left.
-    pub const fn close(&mut self) {
-        self.is_closing = true;
+    /// This endpoint ends: it accepts no more calls. The owner then calls `close_next` until nothing is left.
+    pub const fn close(&mut self, manner: LeaveManner) {
+        self.closing = Some(manner);
     }
 
     /// Says goodbye over one more link that has a carrier. Returns false if there is none.
@@ -185,7 +185,7 @@ impl<S: LinkStorage> Links<S> {
             }
             self.forget_held(index, now);
         } else {
-            self.leave(index, LeaveManner::Closed, now, owner);
+            self.leave(index, self.closing.unwrap_or(LeaveManner::Closed), now, owner);
         }
         true
     }
@@ -197,7 +197,8 @@ impl<S: LinkStorage> Links<S> {
         let address = MaskedAddress(key.mask(None, nonce, self.own.bytes()));
         let header =
             LinkHeader { version: self.process.version, service: LinkService::Engine, to: 0, from: nonce };
-        let body = LinkDeparture { manner: LeaveManner::Closed, address, nonce, proof: Proof::default() };
+        let manner = self.closing.unwrap_or(LeaveManner::Closed);
+        let body = LinkDeparture { manner, address, nonce, proof: Proof::default() };
         let mut message = LinkMessage { header, body: LinkBody::Departure(body) }.encode();
         let proof = key.departure_proof(nonce, message.get());
         message.seal(&proof);

@@ -7,10 +7,9 @@ use super::slots::{CarrierRole, CarrierSlot, LinkStorage};
 use super::table::{Links, refused};
 use super::terms::{CarrierKind, CarrierRef, LinkEnding, LinkOwner, LinkRefusal, LinkStage};
 use crate::link::wire::{
-    LinkBody, LinkDeparture, LinkFault, LinkHeader, LinkMessage, LinkService, RefusalCode,
+    LeaveManner, LinkBody, LinkDeparture, LinkFault, LinkHeader, LinkMessage, LinkService, RefusalCode,
 };
 use crate::peers::PeerAddress;
-use crate::slab::NONE;
 
 impl<S: LinkStorage> Links<S> {
     /// A process has connected to this one. The owner has read all connections before, and has sent those away that
@@ -22,12 +21,10 @@ impl<S: LinkStorage> Links<S> {
         owner: &mut O,
     ) -> Option<CarrierRef> {
         let door = door_of(kind);
-        if self.is_closing || kind == CarrierKind::Datagram {
+        if self.closing.is_some() || kind == CarrierKind::Datagram {
             return None;
         }
-        if self.unproved[door] >= self.limits.most_unproved && !fault!(AdmitAll) {
-            self.evict(door, now, owner).then_some(())?;
-        }
+        self.make_room(kind, now, owner).then_some(())?;
         let challenge = self.challenges.issue(now);
         let slot = CarrierSlot { kind, since: now, challenge, is_reached: true, ..CarrierSlot::default() };
         let mut list = self.doors[door][0];
@@ -37,6 +34,13 @@ impl<S: LinkStorage> Links<S> {
         self.unproved[door] += 1;
         self.arm(now + self.limits.unproved);
         Some(self.carrier(index))
+    }
+
+    /// Returns whether there is room for one more connection of this kind without proof. If there was none, the oldest
+    /// one that has had its time is closed.
+    pub fn make_room<O: LinkOwner>(&mut self, kind: CarrierKind, now: Duration, owner: &mut O) -> bool {
+        let door = door_of(kind);
+        self.unproved[door] < self.limits.most_unproved || fault!(AdmitAll) || self.evict(door, now, owner)
     }
 
     /// Sends the challenge over a connection that was accepted: its owner can route messages now.
@@ -171,7 +175,7 @@ impl<S: LinkStorage> Links<S> {
             LinkFault::Version { theirs, from, .. } => {
                 let values = [ours as u64, theirs as u64];
                 let words = "the versions of links differ: use the same nemesia in both processes";
-                (from, LinkRefusal { code: RefusalCode::Version, is_passing: false, values, words })
+                (from, LinkRefusal { values, ..refused(RefusalCode::Version, false, words) })
             }
             _ => (0, refused(RefusalCode::Message, false, "the message is malformed")),
         };
@@ -189,7 +193,7 @@ impl<S: LinkStorage> Links<S> {
             LinkStage::Answered => self.fall_back(index, now, owner),
             LinkStage::Leaving => self.end(index, (LinkEnding::Disconnected, ""), now, owner),
             LinkStage::Idle | LinkStage::Ended => {}
-            _ => self.end(index, (LinkEnding::Refused(refusal.code), refusal.words), now, owner),
+            _ => self.end(index, (LinkEnding::Refused(refusal.code), refusal.words.get()), now, owner),
         }
     }
 
@@ -214,7 +218,7 @@ impl<S: LinkStorage> Links<S> {
             return;
         }
         match body {
-            LinkBody::Ask if !self.is_closing => {
+            LinkBody::Ask if self.closing.is_none() => {
                 // It takes no memory.
                 let body = LinkBody::Challenge(self.challenges.issue(now));
                 let header = LinkHeader { to: header.from, from: 0, ..header };
@@ -255,12 +259,7 @@ impl<S: LinkStorage> Links<S> {
         }
         match (stage, &message.body) {
             (LinkStage::Calling, LinkBody::Challenge(challenge)) => {
-                let limit = now + self.limits.patience;
-                let slot = self.links.get_mut(index);
-                if slot.rank != NONE {
-                    // The rank lives.
-                    slot.limit = limit;
-                }
+                self.renew_rank(index, now);
                 self.prove(index, challenge, now, owner);
             }
             (LinkStage::Proving, LinkBody::Hold) => self.hear_hold(index, now),
@@ -284,7 +283,9 @@ impl<S: LinkStorage> Links<S> {
                 self.end(index, (end, refuse.text.get()), now, owner);
             }
             (LinkStage::Idle | LinkStage::Ended, _) => {}
-            (_, LinkBody::Leave(_)) => self.hear_leave(index, &message.header, now, owner),
+            (_, LinkBody::Leave(manner)) => {
+                self.hear_leave(index, (&message.header, *manner), now, owner);
+            }
             (LinkStage::Leaving, LinkBody::Done) => {
                 self.end(index, (LinkEnding::Disconnected, ""), now, owner);
             }
@@ -293,16 +294,22 @@ impl<S: LinkStorage> Links<S> {
     }
 
     /// The peer leaves.
-    fn hear_leave<O: LinkOwner>(&mut self, index: u32, header: &LinkHeader, now: Duration, owner: &mut O) {
+    fn hear_leave<O: LinkOwner>(
+        &mut self,
+        index: u32,
+        (header, manner): (&LinkHeader, LeaveManner),
+        now: Duration,
+        owner: &mut O,
+    ) {
         if self.has_datagrams(index) {
             self.say_done(header, owner);
         }
         let slot = self.links.get(index);
         match slot.stage {
             LinkStage::Leaving => self.end(index, (LinkEnding::Disconnected, ""), now, owner),
-            LinkStage::Held => self.end_held(index, LinkEnding::Left, now, owner),
+            LinkStage::Held => self.end_held(index, ending_of(manner), now, owner),
             LinkStage::Answered if !slot.is_needed() => self.fall_back(index, now, owner),
-            _ => self.end(index, (LinkEnding::Left, ""), now, owner),
+            _ => self.end(index, (ending_of(manner), ""), now, owner),
         }
     }
 
@@ -322,25 +329,39 @@ impl<S: LinkStorage> Links<S> {
             return;
         }
         let Some(index) = self.place(&peer, LinkService::Engine, 0) else {
-            return self.note_departure(&peer, now, owner);
+            return self.note_departure(&peer, departure.manner, now, owner);
         };
         match self.links.get(index).stage {
             // What an open link says of its end comes over its own carrier.
             LinkStage::Open | LinkStage::Leaving | LinkStage::Ended => {}
-            LinkStage::Held => self.end_held(index, LinkEnding::Left, now, owner),
+            LinkStage::Held => self.end_held(index, ending_of(departure.manner), now, owner),
             _ => {
                 self.drop_waiting(index, owner);
-                self.end(index, (LinkEnding::Left, ""), now, owner);
+                self.end(index, (ending_of(departure.manner), ""), now, owner);
             }
         }
     }
 
     /// A rank leaves that was never met.
-    fn note_departure<O: LinkOwner>(&mut self, peer: &PeerAddress, now: Duration, owner: &mut O) {
+    fn note_departure<O: LinkOwner>(
+        &mut self,
+        peer: &PeerAddress,
+        manner: LeaveManner,
+        now: Duration,
+        owner: &mut O,
+    ) {
         let Some(rank) = self.rank_of(peer) else { return };
         if let Some(index) = self.insert(peer, (LinkService::Engine, 0), rank) {
-            self.end(index, (LinkEnding::Left, ""), now, owner);
+            self.end(index, (ending_of(manner), ""), now, owner);
         }
+    }
+}
+
+/// Returns how a link ends whose peer leaves.
+fn ending_of(manner: LeaveManner) -> LinkEnding {
+    match manner {
+        LeaveManner::Dropped if !fault!(ForgetDropped) => LinkEnding::Dropped,
+        _ => LinkEnding::Left,
     }
 }
 

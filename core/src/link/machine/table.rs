@@ -13,12 +13,13 @@ use crate::job_key::{Challenges, JobKey, KEY_BYTES, Nonces};
 use crate::link::address::{AddressKinds, LinkAddress};
 use crate::link::bytes::LinkBytes;
 use crate::link::proof::LinkKey;
+use crate::link::refusal::RefusalWords;
 use crate::link::wire::{
-    LINK_VERSION, LinkBody, LinkHeader, LinkMessage, LinkRefuse, LinkService, LinkText, MOST_REFUSAL_TEXT,
-    RefusalCode,
+    LINK_VERSION, LeaveManner, LinkBody, LinkHeader, LinkMessage, LinkRefuse, LinkService, LinkText,
+    MOST_REFUSAL_TEXT, RefusalCode,
 };
 use crate::peers::PeerAddress;
-use crate::slab::{List, NONE, Slab};
+use crate::slab::{List, NONE, Slab, Slot};
 
 /// Bits of the place of a link in its number. The others are random.
 const PLACE_BITS: u32 = 24;
@@ -66,7 +67,10 @@ pub struct Links<S: LinkStorage> {
     /// The number of calls of this process.
     pub(super) calls: u64,
     seed: u64,
-    pub(super) is_closing: bool,
+    /// How this endpoint ends, once it does.
+    pub(super) closing: Option<LeaveManner>,
+    /// The place where the next search for an old answer begins.
+    pub(super) oldest: u32,
     /// Nothing is due before; the place of the next link that is examined; and the first time that is due among those
     /// examined in this round.
     pub(super) soonest: Duration,
@@ -100,10 +104,28 @@ impl<S: LinkStorage> Links<S> {
             nonces: Nonces::new(second),
             calls: 0,
             seed,
-            is_closing: false,
+            closing: None,
+            oldest: 0,
             soonest: Duration::MAX,
             cursor: 0,
             round: Duration::MAX,
+        }
+    }
+
+    /// Makes sure that there are free places for so many links and carriers.
+    pub fn reserve(&mut self, links: usize, carriers: usize)
+    where
+        S::Links: Extend<Slot<LinkSlot>>,
+        S::Carriers: Extend<Slot<CarrierSlot>>,
+    {
+        let lacks = |used: usize, capacity: usize, free: usize| (used + free).saturating_sub(capacity);
+        match lacks(self.links.used(), self.links.capacity(), links) {
+            0 => {}
+            lacking => self.links.grow(lacking.max(self.links.used())),
+        }
+        match lacks(self.carriers.used(), self.carriers.capacity(), carriers) {
+            0 => {}
+            lacking => self.carriers.grow(lacking.max(self.carriers.used())),
         }
     }
 
@@ -327,7 +349,7 @@ impl<S: LinkStorage> Links<S> {
     /// Returns a refusal with both values and words.
     pub(super) fn refusal(header: LinkHeader, refusal: &LinkRefusal) -> LinkBytes {
         let LinkRefusal { code, is_passing, values, words } = *refusal;
-        let text = LinkText::new(words, MOST_REFUSAL_TEXT);
+        let text = LinkText::new(words.get(), MOST_REFUSAL_TEXT);
         let body = LinkBody::Refuse(LinkRefuse { code, is_passing, values, text });
         LinkMessage { header, body }.encode()
     }
@@ -362,7 +384,7 @@ const fn is_undecided(stage: LinkStage) -> bool {
 
 /// Returns a refusal without values.
 pub(super) const fn refused(code: RefusalCode, is_passing: bool, words: &'static str) -> LinkRefusal {
-    LinkRefusal { code, is_passing, values: [0; 2], words }
+    LinkRefusal { code, is_passing, values: [0; 2], words: RefusalWords::new(words) }
 }
 
 /// The result of speaking to a peer.

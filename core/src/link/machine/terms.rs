@@ -5,6 +5,7 @@ use core::time::Duration;
 
 use crate::link::address::AddressFault;
 use crate::link::offers::OfferList;
+use crate::link::refusal::RefusalWords;
 use crate::link::wire::{LinkAnswer, LinkCall, LinkService, RefusalCode};
 use crate::peers::PeerAddress;
 
@@ -72,6 +73,9 @@ pub enum LinkEnding {
     /// The peer closed its endpoint or disconnected.
     #[error("it disconnected")]
     Left,
+    /// The peer ended its endpoint without having closed it.
+    #[error("it ended without having closed its endpoint")]
+    Dropped,
     /// This process disconnected, or closes its endpoint.
     #[error("this process disconnected from it")]
     Disconnected,
@@ -126,8 +130,10 @@ pub enum LinkError {
 pub enum DialFault {
     /// Nothing listens there.
     Nothing,
-    /// The other end has no room, the network is lost, or this process lacks a descriptor: it may succeed later.
+    /// The network is lost, or this process lacks a descriptor: it may succeed later.
     Busy,
+    /// The kernel of the other end has no room for the connection now: the process lives.
+    Full,
 }
 
 /// What a process says about itself in calls and answers.
@@ -153,7 +159,7 @@ pub struct LinkRefusal {
     /// The own value and that of the peer.
     pub values: [u64; 2],
     /// The reason in words.
-    pub words: &'static str,
+    pub words: RefusalWords,
 }
 
 /// What became of the path of an answer.
@@ -163,7 +169,7 @@ pub enum PathResult {
     Up(u8, &'static str),
     /// It takes time: the owner calls `path` later.
     Pending,
-    /// No path can be made, or in strict mode not the best one.
+    /// No path can be made, or in strict mode not the best one. If the refusal is passing, the peer is called again.
     Failed(LinkRefusal),
 }
 
@@ -246,16 +252,23 @@ pub trait LinkOwner {
     /// The refusal.
     fn admit(&mut self, peer: &PeerAddress, service: LinkService) -> Result<(), LinkRefusal>;
 
-    /// Makes what this process offers in a call. `None` for want of a resource.
-    fn make(&mut self, link: LinkRef, kind: CarrierKind, offers: &mut OfferList) -> Option<LinkIntroduction>;
+    /// Makes what this process offers in a call over this carrier. `None` for want of a resource.
+    fn make(
+        &mut self,
+        link: LinkRef,
+        carrier: (CarrierRef, CarrierKind),
+        offers: &mut OfferList,
+    ) -> Option<LinkIntroduction>;
 
-    /// Decides about a proved call, and makes what this process offers in the answer: ready to receive.
+    /// Decides about a proved call that has come over this carrier, and makes what this process offers in the answer:
+    /// ready to receive.
     ///
     /// # Errors
     /// The refusal. A passing one if resources are missing.
     fn grant(
         &mut self,
         link: LinkRef,
+        carrier: CarrierRef,
         peer: &PeerAddress,
         call: &LinkCall<'_>,
         offers: &mut OfferList,

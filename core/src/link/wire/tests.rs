@@ -87,6 +87,7 @@ fn each_message(mut run: impl FnMut(&LinkMessage<'_>)) {
         refuse(false),
         LinkBody::Leave(LeaveManner::Closed),
         LinkBody::Leave(LeaveManner::Disconnected),
+        LinkBody::Leave(LeaveManner::Dropped),
         departure(),
         LinkBody::Hold,
         LinkBody::Done,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nemesia_core::link::machine::slots::RankSlot;
 use nemesia_core::link::machine::terms::LinkStage;
+use nemesia_core::link::wire::LeaveManner;
 use nemesia_core::peers::PeerAddress;
 
 use super::network::Happening;
@@ -167,12 +168,17 @@ impl LinksWorld {
     fn close(&mut self, at: usize) {
         self.note(|| format!("{at} closes"));
         self.tally.count(Event::LinkClosed);
-        (0..self.processes.len()).for_each(|other| _ = self.truth.left.insert((at, other)));
+        let manner = if self.rng.one_in(3) { LeaveManner::Dropped } else { LeaveManner::Closed };
+        if manner == LeaveManner::Dropped {
+            self.truth.dropped.insert(at);
+        } else {
+            (0..self.processes.len()).for_each(|other| _ = self.truth.left.insert((at, other)));
+        }
         if let Some(process) = self.processes[at].as_mut() {
             process.is_closing = true;
         }
         self.act(at, None, |links, now, hands| {
-            links.close();
+            links.close(manner);
             while links.close_next(now, hands) {}
         });
         let ranks = self.ranks.clone();

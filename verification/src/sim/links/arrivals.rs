@@ -16,8 +16,13 @@ impl LinksWorld {
         let is_blocked = kind == CarrierKind::Stream
             && at < hosts.len()
             && self.truth.blocked.contains(&(hosts[first.process], hosts[at]));
-        if is_blocked || !self.listens(at) {
-            let fault = if is_blocked { DialFault::Busy } else { DialFault::Nothing };
+        let is_full = kind == CarrierKind::HandOff && self.listens(at) && self.rng.one_in(30);
+        if is_blocked || is_full || !self.listens(at) {
+            let fault = match (is_blocked, is_full) {
+                (true, _) => DialFault::Busy,
+                (_, true) => DialFault::Full,
+                _ => DialFault::Nothing,
+            };
             if is_known {
                 self.network.schedule(when, first.process, Happening::Failed(id, fault));
             } else {

@@ -28,7 +28,10 @@ impl LinksWorld {
             // A process that has departed has left.
             LinkEnding::Died => !lives && !self.truth.departed.contains(&(peer, at)),
             LinkEnding::Left => self.truth.left.contains(&(peer, at)),
-            LinkEnding::Disconnected => self.truth.left.contains(&(at, peer)),
+            LinkEnding::Dropped => self.truth.dropped.contains(&peer),
+            LinkEnding::Disconnected => {
+                self.truth.left.contains(&(at, peer)) || self.truth.dropped.contains(&at)
+            }
             LinkEnding::Lost => {
                 let may = was_open && self.truth.is_losing;
                 may && (!lives || self.truth.is_cut(at, peer) || self.has_given_up(peer, at))
@@ -102,7 +105,11 @@ impl LinksWorld {
             RefusalCode::Unknown => {
                 other.is_none_or(|it| !it.desk.admits || it.is_closing || it.rank.is_some())
             }
-            RefusalCode::Ended => !self.ranks.is_empty(),
+            RefusalCode::Ended => {
+                // A caller that has ended since may have been one.
+                let caller = self.processes[at].as_ref();
+                caller.is_none_or(|it| it.rank.is_some()) && !self.ranks.is_empty()
+            }
             RefusalCode::Path => self.truth.pathless.contains(&[at.min(peer), at.max(peer)]),
             _ => false,
         }

@@ -11,6 +11,7 @@ use nemesia_core::link::machine::terms::{
     PathResult,
 };
 use nemesia_core::link::offers::{LinkOffer, OfferList, PipeOffer, SegmentsOffer, StreamOffer};
+use nemesia_core::link::refusal::RefusalWords;
 use nemesia_core::link::wire::{LinkAnswer, LinkCall, LinkService, RefusalCode};
 use nemesia_core::peers::PeerAddress;
 use nemesia_core::slab::{List, Slot};
@@ -48,6 +49,8 @@ pub(super) struct Truth {
     pub(super) pathless: BTreeSet<[usize; 2]>,
     /// The pairs of which the first has left the second.
     pub(super) left: BTreeSet<(usize, usize)>,
+    /// The processes that have ended without having closed their endpoints, and could say so.
+    pub(super) dropped: BTreeSet<usize>,
     pub(super) given_up: BTreeSet<(usize, usize)>,
     pub(super) incarnations: BTreeMap<usize, u64>,
     /// The calls of a process that was recorded, with the called process.
@@ -147,8 +150,12 @@ pub(super) struct Hands<'a> {
     pub(super) author: Option<usize>,
 }
 
-const FULL: LinkRefusal =
-    LinkRefusal { code: RefusalCode::Full, is_passing: true, values: [0; 2], words: "no number is free" };
+const FULL: LinkRefusal = LinkRefusal {
+    code: RefusalCode::Full,
+    is_passing: true,
+    values: [0; 2],
+    words: RefusalWords::new("no number is free"),
+};
 
 impl Hands<'_> {
     /// Takes a number for a link.
@@ -298,12 +305,17 @@ impl LinkOwner for Hands<'_> {
     }
 
     fn admit(&mut self, _: &PeerAddress, _: LinkService) -> Result<(), LinkRefusal> {
-        let words = "this process admits no unknown peers";
+        let words = RefusalWords::new("this process admits no unknown peers");
         let refusal = LinkRefusal { code: RefusalCode::Unknown, is_passing: false, values: [0; 2], words };
         if self.desk.admits { Ok(()) } else { Err(refusal) }
     }
 
-    fn make(&mut self, link: LinkRef, kind: CarrierKind, offers: &mut OfferList) -> Option<LinkIntroduction> {
+    fn make(
+        &mut self,
+        link: LinkRef,
+        (_, kind): (CarrierRef, CarrierKind),
+        offers: &mut OfferList,
+    ) -> Option<LinkIntroduction> {
         let peer = self.desk.peers.get(&link).copied().unwrap_or(usize::MAX);
         let number = self.take(link, peer)?;
         if let Some(made) = self.desk.made.get_mut(&link) {
@@ -316,6 +328,7 @@ impl LinkOwner for Hands<'_> {
     fn grant(
         &mut self,
         link: LinkRef,
+        _: CarrierRef,
         peer: &PeerAddress,
         call: &LinkCall<'_>,
         offers: &mut OfferList,
@@ -335,7 +348,7 @@ impl LinkOwner for Hands<'_> {
         let (ours, theirs) = (self.truth.shapes[at], call.packet_bytes);
         if ours != theirs {
             let values = [u64::from(ours), u64::from(theirs)];
-            let words = "the sizes of packets differ";
+            let words = RefusalWords::new("the sizes of packets differ");
             return Err(LinkRefusal { code: RefusalCode::Shape, is_passing: false, values, words });
         }
         let number = self.take(link, author).ok_or(FULL)?;
@@ -404,7 +417,15 @@ impl Hands<'_> {
     /// Returns the refusal of an answer whose path cannot be made.
     pub(super) fn no_path(&mut self, peer: usize) -> LinkRefusal {
         let at = self.desk.at;
-        self.truth.pathless.insert([at.min(peer), at.max(peer)]);
-        LinkRefusal { code: RefusalCode::Path, is_passing: false, values: [0; 2], words: "no path" }
+        let is_passing = self.network.rng.one_in(2);
+        if is_passing {
+            // This process lacks something for now.
+            self.truth.disturb(at, peer);
+            self.desk.last_full = self.network.now;
+        } else {
+            self.truth.pathless.insert([at.min(peer), at.max(peer)]);
+        }
+        let code = if is_passing { RefusalCode::Full } else { RefusalCode::Path };
+        LinkRefusal { code, is_passing, values: [0; 2], words: RefusalWords::new("no path") }
     }
 }

@@ -437,6 +437,7 @@ impl CallingProcess {
                     CallRefusal::Full if was_known.is_some_and(|peer| self.is_rank(peer)) => false,
                     CallRefusal::Full => used >= self.limits.connections || slots >= self.table.len(),
                     CallRefusal::Itself => caller == self.name,
+                    CallRefusal::Connected => false,
                 };
                 ensure!(is_right, "{:?} refuses {caller:?}: {reason}", self.name);
                 let event =
