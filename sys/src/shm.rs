@@ -19,6 +19,7 @@ mod views;
 
 use std::sync::{Arc, Weak};
 
+use nemesia_core::link::token::LinkToken;
 use nemesia_core::payload::ReceiveList;
 use nemesia_core::port::{AccessError, RemoteRun};
 use nemesia_core::shared::layout::{Geometry, LayoutError, MAX_PEERS};
@@ -37,7 +38,7 @@ use crate::events;
 use crate::os::clock;
 use crate::os::{
     CopyError, HandoffConnection, HeavyFence, ProcessOrigin, RemoteMemory, SegmentBacking, Watch,
-    allow_any_reader, futex_wake,
+    allow_any_reader, futex_wake, random,
 };
 use crate::route::{Facts, Met};
 use crate::transport::hosts::RemoteRanks;
@@ -47,7 +48,7 @@ use peer::{Peer, ShmWorld};
 use lent::LentRanges;
 use regions::MappedRegions;
 
-pub(crate) use calls::{CallOutcome, Calls, HeardCall, failure_of};
+pub(crate) use calls::{CallOutcome, CallTerms, Calls, failure_of};
 pub(crate) use connect::RankProcess;
 pub(crate) use joining::JoiningProcess;
 pub(crate) use lent::{LentRange, Loan};
@@ -266,7 +267,8 @@ pub(crate) fn attach(
 ) -> Result<Attached, Error> {
     let geometry = sizes(config, size)?;
     let origin = Arc::new(ProcessOrigin::here(size as usize)?);
-    let epoch = handshake::draw_epoch()?;
+    let token = LinkToken::from_bytes(random()?);
+    let epoch = token.epoch();
     let mut warnings = Vec::new();
     let ours = Arc::new(OwnSegments::new(config, geometry, epoch, &mut warnings)?);
     ask_for_all(config, &origin, &mut warnings)?;
@@ -285,6 +287,7 @@ pub(crate) fn attach(
         rank,
         size,
         epoch,
+        token,
         expedited,
         cpus,
         stamp: address,

@@ -166,3 +166,25 @@ fn pinned_peers_keep_their_numbers_and_further_peers_have_larger_ones() {
     peers.release(further).unwrap();
     assert!(matches!(peers.called(&address(12), 1), CallAnswer::Answer { number: 2, .. }));
 }
+
+#[test]
+fn a_caller_whose_call_counts_for_the_links_is_admitted_with_one_number() {
+    let mut peers = table(2, 1, true);
+    let (peer, number) = peers.admit(&address(7)).unwrap();
+    assert_eq!((number, peers.stage(peer)), (0, Ok(PeerStage::Answering(0))));
+    // A later call of the same peer, and an own call that is abandoned, keep the number.
+    assert_eq!(peers.admit(&address(7)), Ok((peer, 0)));
+    assert_eq!(peers.admit(&address(8)), Err(CallRefusal::Full));
+    assert_eq!(peers.admit(&address(5)), Err(CallRefusal::Itself));
+    assert_eq!((peers.opened(peer), peers.opened(peer)), (Some(0), None));
+    assert_eq!(peers.admit(&address(7)), Err(CallRefusal::Connected));
+    assert_eq!(peers.ended(peer, PeerEnd::Left), Some(0));
+    assert_eq!(peers.admit(&address(7)), Err(CallRefusal::Full), "its number is not free yet");
+    peers.free_number(0);
+    assert_eq!(peers.admit(&address(7)), Ok((peer, 0)));
+    // Nothing has happened.
+    assert_eq!(peers.ended(peer, PeerEnd::Lost), Some(0));
+    assert_eq!(peers.stage(peer), Ok(PeerStage::Apart));
+    let mut closed = table(2, 2, false);
+    assert_eq!(closed.admit(&address(7)), Err(CallRefusal::Unknown));
+}

@@ -5,6 +5,7 @@
 //! | `peers.rs` | addresses; connecting, and disconnecting |
 //! | `peers/table.rs` | the table of peers, with the numbers that the engine knows them by |
 //! | `peers/attend.rs` | progress of calls, ours and those of others |
+//! | `peers/here.rs` | what is decided about calls inside the machine |
 //! | `peers/across.rs` | the same between machines |
 //! | `peers/members.rs` | groups of peers in an order |
 //! | `peers/bound.rs` | the connections with the members of a group during a collective call |
@@ -13,6 +14,7 @@
 mod across;
 mod attend;
 mod bound;
+mod here;
 mod meeting;
 mod members;
 mod table;
@@ -28,6 +30,7 @@ use nemesia_core::port::Route;
 use crate::endpoint::Endpoint;
 use crate::endpoint::wait::{Awaited, Wait};
 use crate::error::Error;
+use crate::shm::Calls;
 pub(in crate::endpoint) use bound::BoundPeer;
 pub use meeting::Meeting;
 pub use members::PeerGroup;
@@ -172,7 +175,12 @@ impl Endpoint {
             speaking => speaking,
         };
         match speaking? {
-            Speaking::Ready(rank) | Speaking::Wait(rank) => Ok(rank as usize),
+            Speaking::Ready(rank) => Ok(rank as usize),
+            Speaking::Wait(rank) => {
+                // If the call of the peer comes to nothing, this process calls it.
+                self.with_peers(|peers, endpoint| peers.want(peer, rank, endpoint))?;
+                Ok(rank as usize)
+            }
             Speaking::Call(rank, call) => self.call(peer, rank, call),
         }
     }
@@ -250,7 +258,7 @@ impl Endpoint {
     /// Returns whether another process may call now, which must end a sleep.
     pub(in crate::endpoint) fn expects_calls(&self) -> bool {
         let may_call = |peers: &PeerTable| peers.grows() || self.engine.unmet_ranks() > 0;
-        self.peers.as_ref().is_some_and(|peers| may_call(peers) || peers.calls.is_busy())
+        self.peers.as_ref().is_some_and(|peers| may_call(peers) || peers.calls().is_some_and(Calls::is_busy))
     }
 
     fn peer_table(&self) -> Result<&PeerTable, Error> {

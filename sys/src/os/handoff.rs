@@ -66,7 +66,11 @@ impl HandoffListener {
     /// # Errors
     /// No descriptors are left, or a sandbox refuses Unix sockets.
     pub fn bind() -> Result<Self, ShmError> {
-        let name = random_name()?;
+        Self::bind_as(random_name()?)
+    }
+
+    /// As [`HandoffListener::bind`], under this name of 32 lower-case hexadecimal digits.
+    pub(crate) fn bind_as(name: String) -> Result<Self, ShmError> {
         let fd = socket(libc::SOCK_NONBLOCK)?;
         let (address, len) = address(&name);
         // SAFETY: the address outlives the call and has the length announced.

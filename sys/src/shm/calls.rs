@@ -1,138 +1,109 @@
 //! Calls: how processes connect with each other inside a machine, if they opened alone, if their world connects on
 //! demand, or if one is not of the other's world.
 //!
-//! The caller connects to the socket in the callee's address and sends a *call*: its handshake, its address and the
-//! number of the call. The callee maps the caller's segments and *answers* in the same form; the caller maps the
-//! callee's, and *confirms*. Only then either uses the connection: until the confirmation the caller may have abandoned
-//! its call, because the callee called as well. The table of peers ([`nemesia_core::peers`]) decides what becomes of
-//! each packet; this module carries the packets, and never waits for one.
+//! The machine of links ([`nemesia_core::link::machine`]) decides. This module carries its messages and descriptors
+//! over hand-off sockets, reports what is lost, and makes the segments that both ends offer each other. It never waits.
 //!
 //! | file | contents |
 //! |---|---|
-//! | `calls.rs` | calls of others: read, refused, answered, confirmed |
-//! | `calls/outgoing.rs` | our own calls |
+//! | `calls.rs` | connections of others, messages, losses and time |
+//! | `calls/owner.rs` | what the machine asks for: segments, and the kernel's word about a caller |
 //!
-//! A stranger is any process of the machine. It costs one place of [`MOST_CALLERS`] until its call has come, for a
-//! limited time. The kernel's word about its user and process is compared with the address that it claims.
+//! A stranger is any process of the machine. It costs one place until its call has come, for a limited time. The
+//! kernel's word about its user and process is compared with the address that it claims.
 //!
 //! A caller that has our answer may be stopped before it confirms, for any time. While it lives, its place is kept as
-//! long as no other process needs it; then the oldest such calls are *given up* after [`PATIENCE`]. A caller whose call
-//! was given up, or was closed without an answer, calls once more. It never takes this for the end of this process.
+//! long as no other process needs it.
 
-mod outgoing;
+mod owner;
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::Failure;
-use nemesia_core::peers::{PeerAddress, PeerRef};
+use nemesia_core::link::address::LinkAddress;
+use nemesia_core::link::bytes::MOST_LINK_BYTES;
+use nemesia_core::link::machine::slots::{CarrierSlot, LinkSlot, LinkStorage, RankSlot};
+use nemesia_core::link::machine::table::{LinkProcess, Links};
+use nemesia_core::link::machine::terms::{
+    CarrierKind, CarrierRef, DialFault, LinkEnding, LinkError, LinkLimits, LinkRef, LinkStage,
+};
+use nemesia_core::link::wire::{LeaveManner, LinkService};
+use nemesia_core::peers::PeerAddress;
+use nemesia_core::slab::{List, Slot};
 
-use super::address::ProcessAddress;
-use super::handshake::{self, CONFIRMED, CallPacket, CallerPacket, LeavePacket, ShmHandshake};
+use super::address;
 use super::joining::JoiningProcess;
-use super::peer::{ShmWorld, Unheard, hear_packet, map, send_away};
-use super::segments::{OwnSegments, Unjoined};
+use super::peer::ShmWorld;
+use super::segments::{MOST_DESCRIPTORS, OwnSegments};
 use crate::error::Error;
 use crate::os::shortage::{Shortage, arrived, listening};
-use crate::os::{Departure, ForeignFd, HandoffConnection, HandoffListener, ShmError, Watch, closer, random};
+use crate::os::{Departure, HandoffConnection, HandoffListener, ShmError, Watch, closer, random};
+use owner::{CallDesk, CallOwner, CallParts, HandOffCarrier, RefuseAll};
 
-pub(crate) use outgoing::CallOutcome;
-use outgoing::OutgoingCall;
-
-/// The most connections of others whose calls are not decided.
-const MOST_CALLERS: usize = 256;
 /// The connections of this user that are accepted before the present ones are read.
 const AT_ONCE: usize = 64;
 /// The connections of all users that are accepted before the present ones are read: as many as the kernel queues.
 const MOST_AT_ONCE: usize = 4096;
-/// The time within which a call must arrive, and a confirmation if there are too many callers.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The same for calls while there is no room for more connections.
-const SHORT_PATIENCE: Duration = Duration::from_millis(200);
+/// The links whose time is looked at in one look.
+const BUDGET: usize = 16;
+/// The lists by which the links of addresses are found.
+const BUCKETS: usize = 256;
+/// All links of this module.
+const ENGINE: (LinkService, u32) = (LinkService::Engine, 0);
 
-/// A connection that has not sent its call.
+/// Storage of vectors, which grow.
 #[derive(Debug)]
-struct SilentCaller {
-    connection: HandoffConnection,
-    since: Instant,
+struct GrowingLinks;
+
+impl LinkStorage for GrowingLinks {
+    type Links = Vec<Slot<LinkSlot>>;
+    type Buckets = Vec<List>;
+    type Carriers = Vec<Slot<CarrierSlot>>;
+    type Ranks = Vec<RankSlot>;
 }
 
-/// A call of another process, whose address is the caller's as far as the kernel can tell.
-#[derive(Debug)]
-pub(crate) struct HeardCall {
-    pub(crate) address: PeerAddress,
-    /// The number of the call.
-    pub(crate) number: u64,
-    handshake: ShmHandshake,
-    descriptors: Vec<ForeignFd>,
-    connection: HandoffConnection,
-    since: Instant,
+/// What the owner of the calls decides about their authors.
+pub(crate) trait CallTerms {
+    /// Returns the descriptors that end a sleep of this process.
+    fn watch(&self) -> &Watch;
+
+    /// Decides about a call of this process, as far as the kernel can tell. Returns the number by which this process
+    /// knows the caller from now on, and the credit that it has from the start, in units.
+    ///
+    /// # Errors
+    /// The reason why it is refused, and whether the same call can succeed later.
+    fn decide(&mut self, caller: &PeerAddress) -> Result<(u32, u64), (String, bool)>;
+
+    /// A process with this address has sent a message over a new connection: a former one may have ended.
+    fn hear_from(&mut self, peer: &PeerAddress);
 }
 
-/// A process that has our answer, and has not confirmed it.
+/// What has become of a call.
 #[derive(Debug)]
-struct AnsweredCall {
-    peer: PeerRef,
-    joining: JoiningProcess,
-    since: Instant,
+pub(crate) enum CallOutcome {
+    /// Packets may pass.
+    Opened(Box<JoiningProcess>),
+    /// The call has ended; with words about it if there are some.
+    Ended(LinkEnding, String),
+    /// A call of the peer that was answered, or is refused with these words, is over. Nothing has happened.
+    Undone(String),
 }
 
 /// The calls of one process.
 #[derive(Debug)]
 pub(crate) struct Calls {
-    own: PeerAddress,
-    place: ProcessAddress,
-    world: Arc<ShmWorld>,
-    ours: Arc<OwnSegments>,
+    links: Links<GrowingLinks>,
+    desk: CallDesk,
     listener: HandoffListener,
-    /// In the order of their arrival.
-    silent: Vec<SilentCaller>,
-    heard: VecDeque<HeardCall>,
-    answered: Vec<AnsweredCall>,
-    /// Some of them were answered less than [`PATIENCE`] ago. The others are looked at less often.
-    expects_soon: bool,
-    outgoing: Vec<OutgoingCall>,
-    /// Calls of peers that we call as well, where our call counts. They stay open until ours is answered: a closed
-    /// connection would look like the end of the caller's peer.
-    parked: Vec<(PeerRef, HandoffConnection)>,
+    /// The time of the machine is counted from here.
+    start: Instant,
+    /// The links that have ended, and of which nothing is left: they are freed by the next look.
+    freed: Vec<LinkRef>,
     /// More connections may be pending.
     more: bool,
-    /// Processes that leave, and have announced it. Only in a world.
-    leavers: Vec<LeavePacket>,
-    shortage: Shortage,
-}
-
-impl AnsweredCall {
-    /// Returns whether the caller has confirmed, or why it never will; `None` as long as neither is known.
-    fn hear_confirmation(&self, now: Instant) -> Option<Result<(), Failure>> {
-        // Checked before the packet is read: a dead process sends no further packets.
-        let ended = self.joining.has_ended();
-        let mut buffer = [0; handshake::MOST_BYTES];
-        match self.joining.connection.recv(&mut buffer, 0, now) {
-            Ok((len, _)) if &buffer[..len] == CONFIRMED => Some(Ok(())),
-            Ok((len, _)) => {
-                let announced = HandoffConnection::departure_in(&buffer[..len]);
-                Some(Err(announced.map_or(Failure::Unreachable, failure_of)))
-            }
-            Err(ShmError::TimedOut { .. }) if !ended => None,
-            Err(ShmError::TimedOut { .. } | ShmError::PeerGone { .. }) => Some(Err(Failure::Died)),
-            Err(_) => Some(Err(Failure::Unreachable)),
-        }
-    }
-
-    fn is_late(&self, now: Instant) -> bool {
-        now.duration_since(self.since) >= PATIENCE
-    }
-}
-
-impl HeardCall {
-    /// Returns whether the caller has abandoned it.
-    pub(crate) fn is_abandoned(&self) -> bool {
-        self.connection.has_disconnected()
-    }
 }
 
 impl Calls {
@@ -143,79 +114,68 @@ impl Calls {
         (listener, remote): (HandoffListener, Option<SocketAddr>),
         watch: &mut Watch,
     ) -> Result<Self, Error> {
-        let place = Self::place(&world, &listener)?;
-        let place = remote.map_or(place, |remote| place.with_remote(remote));
-        Self::listen_as(world, ours, (listener, place), watch)
+        let place = world.address(&listener);
+        let place = remote.map_or(place, |remote| address::with_remote(place, remote));
+        Self::listen_as(world, ours, (listener, place), &[], watch)
     }
 
-    /// Returns the address of this process if it listens here, and takes no calls from other machines. Each call
-    /// returns another one if this process shares memory with no other.
-    pub(super) fn place(world: &ShmWorld, listener: &HandoffListener) -> Result<ProcessAddress, Error> {
-        let apart = if world.config.local { None } else { Some(u64::from_le_bytes(random()?)) };
-        Ok(ProcessAddress::here(listener, world.epoch, None, apart))
-    }
-
-    /// As [`Calls::listen`], for a process that has its address.
+    /// As [`Calls::listen`], for a process that has its address. The ranks of its world that connect on demand have
+    /// these addresses.
     pub(super) fn listen_as(
         world: Arc<ShmWorld>,
         ours: Arc<OwnSegments>,
-        (listener, place): (HandoffListener, ProcessAddress),
+        (listener, place): (HandoffListener, LinkAddress),
+        ranks: &[PeerAddress],
         watch: &mut Watch,
     ) -> Result<Self, Error> {
         watch.attend(listener.as_fd())?;
         // A call wakes a process that sleeps.
         watch.expect_sleep()?;
+        let rank = (!ranks.is_empty()).then_some(world.rank);
+        let process = LinkProcess { rank, ..LinkProcess::alone(place) };
+        let ranks = ranks.iter().map(|address| RankSlot::new(*address, 0)).collect();
+        let lent = (Vec::new(), vec![List::new(); BUCKETS], Vec::new(), ranks);
+        let limit = Duration::from_secs(world.config.timeout_seconds.into());
+        let links = Links::new(process, LinkLimits::new(limit), lent, [random()?, random()?]);
         let shortage = Shortage::among(u64::from(world.size - 1));
-        Ok(Self {
-            own: place.encode(),
-            place,
-            world,
-            ours,
-            listener,
-            silent: Vec::new(),
-            heard: VecDeque::new(),
-            answered: Vec::new(),
-            expects_soon: false,
-            outgoing: Vec::new(),
-            parked: Vec::new(),
-            more: false,
-            leavers: Vec::new(),
-            shortage,
-        })
+        let desk = CallDesk::new((world, ours), place, shortage);
+        let (freed, start) = (Vec::new(), Instant::now());
+        Ok(Self { links, desk, listener, start, freed, more: false })
     }
 
     /// Returns the address of this process.
     pub(crate) const fn own(&self) -> &PeerAddress {
-        &self.own
+        &self.desk.own
     }
 
     /// Makes a connection to a process of this machine, as a caller does.
     #[cfg(test)]
     pub(crate) fn dial(address: &PeerAddress) -> Result<HandoffConnection, String> {
-        let place = ProcessAddress::decode(address)?;
-        let connection = HandoffConnection::connect(&place.socket(), Instant::now() + 10 * PATIENCE);
-        connection.map_err(|error| error.to_string())
+        let place = address::decode(address)?;
+        let until = Instant::now() + Duration::from_secs(50);
+        HandoffConnection::connect(&address::socket(&place.token), until).map_err(|error| error.to_string())
     }
 
     /// Returns where a process takes calls from other machines.
-    pub(crate) fn remote_of(address: &PeerAddress) -> Option<SocketAddr> {
-        ProcessAddress::decode(address).ok()?.remote()
+    pub(crate) fn remote_of(peer: &PeerAddress) -> Option<SocketAddr> {
+        address::remote(&LinkAddress::decode(peer).ok()?)
     }
 
-    /// Returns the number of connections of others whose calls are not confirmed, and its limit.
+    /// Returns the number of connections of others whose calls have not come, and its limit.
     #[cfg(test)]
     pub(crate) fn callers(&self) -> (usize, usize) {
-        (self.silent.len() + self.heard.len() + self.answered.len(), MOST_CALLERS)
+        let most = LinkLimits::new(Duration::ZERO).most_unproved;
+        (self.links.unproved()[0] as usize, most as usize)
     }
 
     /// Checks an address that another process has given. Returns where to call the process, if it runs on another
     /// machine.
-    pub(crate) fn check(&self, address: &PeerAddress) -> Result<Option<SocketAddr>, String> {
-        let place = ProcessAddress::decode(address)?;
-        if place.shares_machine(&self.place) {
+    pub(crate) fn check(&self, peer: &PeerAddress) -> Result<Option<SocketAddr>, String> {
+        let place = address::decode(peer)?;
+        if place.shares_machine(&self.desk.place) {
             return Ok(None);
         }
-        let lacks = match (self.place.remote(), place.remote()) {
+        let lacks = match (address::remote(&self.desk.place), address::remote(&place)) {
             (Some(_), Some(remote)) => return Ok(Some(remote)),
             (None, _) => "this endpoint takes no part in the network",
             (Some(_), None) => "that endpoint takes no part in the network",
@@ -228,114 +188,137 @@ impl Calls {
 
     /// Returns whether there are connections to look at, even if no descriptor is readable.
     pub(crate) fn is_busy(&self) -> bool {
-        let waiting = [self.silent.len(), self.heard.len(), self.outgoing.len()];
-        self.more || self.expects_soon || waiting.into_iter().any(|count| count > 0)
-    }
-
-    fn has_place(&self) -> bool {
-        self.silent.len() + self.heard.len() + self.answered.len() < MOST_CALLERS
-    }
-
-    /// Accepts pending connections, and reads the calls that have come.
-    pub(crate) fn hear(&mut self, watch: &Watch) {
-        let now = Instant::now();
-        self.accept(now, watch);
-        let (limit, patience) = (self.limit(), if self.more { SHORT_PATIENCE } else { PATIENCE });
-        let mut at = 0;
-        while let Some(SilentCaller { connection, since }) = self.silent.get(at) {
-            let heard = match hear_packet(connection, now, CallerPacket::decode) {
-                Ok(None) if now.duration_since(*since) < patience => {
-                    at += 1;
-                    continue;
-                }
-                Ok(heard) => heard,
-                Err(Unheard::Problem(problem)) => {
-                    send_away(connection, &problem);
-                    None
-                }
-                Err(Unheard::Shortage(error)) => {
-                    self.shortage.record_packet(&error, watch, connection.as_fd());
-                    if let Some(text) = self.shortage.lasting(limit) {
-                        send_away(connection, text);
-                    } else if now.duration_since(*since) < patience {
-                        at += 1;
-                        continue;
-                    }
-                    // Unless it was sent away, it calls once more.
-                    None
-                }
-                Err(Unheard::Leaving(_) | Unheard::Gone) => None,
-            };
-            let SilentCaller { connection, since } = self.silent.remove(at);
-            watch.unattend(connection.as_fd());
-            let (packet, descriptors) = match heard {
-                Some((CallerPacket::Call(packet), descriptors)) => (packet, descriptors),
-                Some((CallerPacket::Leave(leave), _)) => {
-                    self.hear_leave(leave, &connection);
-                    continue;
-                }
-                None => continue,
-            };
-            let CallPacket { handshake, address, calls: number } = packet;
-            match self.verify(&packet, &connection) {
-                Ok(()) => {
-                    let call = HeardCall { address, number, handshake, descriptors, connection, since };
-                    self.heard.push_back(call);
-                }
-                Err(problem) => send_away(&connection, &problem),
-            }
-        }
-    }
-
-    /// Records that a process leaves, if the announcement is its own.
-    fn hear_leave(&mut self, leave: LeavePacket, connection: &HandoffConnection) {
-        let claimed = ProcessAddress::decode(&leave.address);
-        let is_genuine = claimed.is_ok_and(|claimed| claimed.check(&self.place, connection).is_ok());
-        if is_genuine && self.leavers.len() < MOST_CALLERS {
-            self.leavers.push(leave);
-        }
-    }
-
-    /// Returns the next process that has announced that it leaves, without ever having been connected.
-    pub(crate) fn next_leaver(&mut self) -> Option<(PeerAddress, Departure)> {
-        self.leavers.pop().map(|LeavePacket { address, departure }| (address, departure))
-    }
-
-    /// Returns the next report of a shortage of this process, which keeps it from connecting for now.
-    pub(crate) const fn next_shortage(&mut self) -> Option<String> {
-        self.shortage.next_report()
-    }
-
-    /// Returns the number of connections of others that could not be accepted.
-    pub(crate) const fn failed_accepts(&self) -> u64 {
-        self.shortage.failed()
-    }
-
-    /// Returns whether connections of others may be pending that were not accepted.
-    pub(crate) const fn has_more(&self) -> bool {
         self.more
+            || !self.freed.is_empty()
+            || self.desk.carriers.values().any(|it| it.link.is_none())
+            || self.desk.parts.iter().any(|(link, parts)| self.expects_soon(*link, parts))
     }
 
-    /// Announces to a process, with which there is no connection, that this one leaves. Does not wait for the process;
-    /// but if its queue of connections is full, until the deadline for room there.
-    pub(crate) fn announce_leave(&self, address: &PeerAddress, departure: Departure, deadline: Instant) {
-        let Ok(place) = ProcessAddress::decode(address) else { return };
-        // If nothing listens there, the process has ended.
-        let Ok(connection) = HandoffConnection::connect(&place.socket(), deadline) else { return };
-        if connection.require_same_user().is_ok() {
-            let leave = LeavePacket { address: self.own, departure };
-            let _ = connection.send(&leave.encode(), &[], deadline);
+    /// Returns whether something of a link under way is expected soon: those that were answered long ago are looked at
+    /// less often.
+    fn expects_soon(&self, link: LinkRef, parts: &CallParts) -> bool {
+        match self.links.stage(link) {
+            LinkStage::Calling | LinkStage::Proving | LinkStage::Confirmed => true,
+            LinkStage::Answered => self.now() < parts.since + LinkLimits::new(Duration::ZERO).held,
+            _ => false,
         }
     }
 
-    fn accept(&mut self, now: Instant, watch: &Watch) {
-        let mut ours = 0;
-        for _ in 0..MOST_AT_ONCE {
-            if ours == AT_ONCE || !self.has_place() || !closer::has_room() {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Lets the time pass that an answered call has for its confirmation.
+    #[cfg(test)]
+    pub(crate) fn expire(&mut self) {
+        self.start = self.start.checked_sub(Duration::from_secs(5)).unwrap();
+    }
+
+    /// Calls a peer, which this process knows by `number`. `rank` is its rank, if it is one of this world.
+    /// [`Calls::next_outcome`] returns what becomes of it. If a call is under way, it goes on for this process.
+    ///
+    /// # Errors
+    /// See [`LinkError`].
+    pub(crate) fn speak(
+        &mut self,
+        peer: &PeerAddress,
+        rank: Option<u32>,
+        number: u32,
+        watch: &Watch,
+    ) -> Result<(), LinkError> {
+        self.links.reserve(2, 2);
+        let now = self.now();
+        let link =
+            self.links.speak(peer, rank, ENGINE, now, &mut self.desk.owner(now, &mut RefuseAll(watch)))?;
+        if self.links.stage(link) != LinkStage::Open {
+            self.desk.parts.entry(link).or_insert_with(|| CallParts::new(*peer, number)).number = number;
+        }
+        Ok(())
+    }
+
+    /// Makes progress on all calls.
+    pub(crate) fn attend<T: CallTerms>(&mut self, terms: &mut T) {
+        for link in std::mem::take(&mut self.freed) {
+            self.act(terms, |links, now, owner| links.free(link, now, owner));
+        }
+        // The confirmation of a call precedes the next call of its author, which may be among those accepted now.
+        self.accept(terms);
+        for carrier in self.carriers(|it| it.link.is_some() || it.connection.is_none()) {
+            self.look_at(carrier, terms);
+        }
+        self.read_callers(terms);
+        self.act(terms, |links, now, owner| links.attend(BUDGET, now, owner));
+        for carrier in self.carriers(|it| it.connection.is_none()) {
+            self.look_at(carrier, terms);
+        }
+        self.end_of_shortage(terms);
+    }
+
+    /// Accepts pending connections, and reads what those have sent whose calls have not come.
+    fn hear<T: CallTerms>(&mut self, terms: &mut T) {
+        self.accept(terms);
+        self.read_callers(terms);
+    }
+
+    fn read_callers<T: CallTerms>(&mut self, terms: &mut T) {
+        for carrier in self.carriers(|it| it.link.is_none() && it.connection.is_some()) {
+            self.look_at(carrier, terms);
+        }
+    }
+
+    /// Reads all that has come so far: the announcements of processes that have left are among it.
+    fn hear_all<T: CallTerms>(&mut self, terms: &mut T) {
+        for _ in 1..self.desk.world.size.max(2) {
+            self.hear(terms);
+            if !self.more {
                 break;
             }
-            let Self { listener, shortage, .. } = self;
-            let listen = listening(watch, listener.as_fd());
+        }
+    }
+
+    fn carriers(&self, is_meant: impl Fn(&HandOffCarrier) -> bool) -> Vec<CarrierRef> {
+        self.desk.carriers.iter().filter(|(_, it)| is_meant(it)).map(|(carrier, _)| *carrier).collect()
+    }
+
+    /// Lets the machine act, and sees what is left of answers that are over.
+    fn act<T: CallTerms, R>(
+        &mut self,
+        terms: &mut T,
+        run: impl FnOnce(&mut Links<GrowingLinks>, Duration, &mut CallOwner<'_, T>) -> R,
+    ) -> R {
+        self.links.reserve(2, BUDGET + 2);
+        let now = self.now();
+        let mut owner = self.desk.owner(now, terms);
+        let result = run(&mut self.links, now, &mut owner);
+        // Only worlds whose ranks are not started again have ranks here.
+        while let Some(rank) = owner.desk.claimed.pop() {
+            self.links.restarted(rank, false, now, &mut owner);
+        }
+        for link in std::mem::take(&mut self.desk.touched) {
+            let is_over = self.links.stage(link) == LinkStage::Idle;
+            if let Some(parts) = self.desk.parts.remove(&link) {
+                if is_over {
+                    let problem = parts.problem.unwrap_or_default();
+                    self.desk.outcomes.push_back((parts.peer, CallOutcome::Undone(problem)));
+                } else {
+                    self.desk.parts.insert(link, parts);
+                }
+            }
+        }
+        result
+    }
+
+    fn accept<T: CallTerms>(&mut self, terms: &mut T) {
+        let mut ours = 0;
+        for _ in 0..MOST_AT_ONCE {
+            let mut has_room = |calls: &mut Self| {
+                calls.act(terms, |links, now, owner| links.make_room(CarrierKind::HandOff, now, owner))
+            };
+            if ours == AT_ONCE || !closer::has_room() || !has_room(self) {
+                break;
+            }
+            let Self { listener, desk: CallDesk { shortage, .. }, .. } = self;
+            let (listen, now) = (listening(terms.watch(), listener.as_fd()), Instant::now());
             let Some(connection) = shortage.next_connection(now, listen, || arrived(listener.accept(now)))
             else {
                 self.more = false;
@@ -344,199 +327,176 @@ impl Calls {
             // A process of another user is not heard. Without room in the set, the time limit ends the caller.
             if connection.require_same_user().is_ok() {
                 ours += 1;
-                let _ = watch.attend(connection.as_fd());
-                self.silent.push(SilentCaller { connection, since: now });
+                let accepted =
+                    self.act(terms, |links, now, owner| links.accepted(CarrierKind::HandOff, now, owner));
+                let Some(carrier) = accepted else { continue };
+                let _ = terms.watch().attend(connection.as_fd());
+                self.desk.carriers.insert(carrier, HandOffCarrier::accepted(connection));
             }
         }
         self.more = true;
     }
 
-    /// Checks that the sender of a packet is the process whose address it claims.
-    fn verify(&self, packet: &CallPacket, connection: &HandoffConnection) -> Result<(), String> {
-        let claimed = ProcessAddress::decode(&packet.address)?;
-        claimed.check(&self.place, connection)?;
-        if claimed.epoch != packet.handshake.epoch {
-            return Err("its address is that of an earlier process".into());
+    /// Reads the next message of a connection, or sees that it has ended; or makes it.
+    fn look_at<T: CallTerms>(&mut self, carrier: CarrierRef, terms: &mut T) {
+        let Some(it) = self.desk.carriers.get_mut(&carrier) else { return };
+        let Some(connection) = it.connection.clone() else { return self.reach(carrier, terms) };
+        // Checked before the packets are read: a dead process sends no further packets.
+        let ended = it.pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
+        let mut bytes = [0; MOST_LINK_BYTES];
+        let len = match connection.recv(&mut bytes, MOST_DESCRIPTORS, Instant::now()) {
+            Ok((len, _)) if HandoffConnection::is_wake(&bytes[..len]) => return,
+            Ok((len, descriptors)) => {
+                it.descriptors = descriptors;
+                len
+            }
+            Err(ShmError::TimedOut { .. }) if !ended => return,
+            Err(ShmError::TimedOut { .. } | ShmError::PeerGone { .. }) => {
+                return self.lose((carrier, ended), terms);
+            }
+            Err(error) if error.is_shortage() => {
+                let link = it.link;
+                self.desk.shortage.record_packet(&error, terms.watch(), connection.as_fd());
+                return self.desk.lack_for(link);
+            }
+            // It is refused like any other packet that is no message.
+            Err(_) => 0,
+        };
+        self.act(terms, |links, now, owner| links.received(carrier, &bytes[..len], now, owner));
+    }
+
+    /// The connection has ended, or its process has.
+    fn lose<T: CallTerms>(&mut self, (carrier, ended): (CarrierRef, bool), terms: &mut T) {
+        let link = self.desk.carriers.get(&carrier).and_then(|it| it.link);
+        match link.filter(|_| ended) {
+            Some(link) => {
+                // If it has left in order, it has announced that before.
+                self.hear_all(terms);
+                self.act(terms, |links, now, owner| links.process_ended(link, now, owner));
+            }
+            None => self.act(terms, |links, now, owner| links.lost(carrier, now, owner)),
         }
-        handshake::compare_sizes(&self.world.geometry, &packet.handshake)
     }
 
-    /// Returns the number of calls to decide.
-    pub(crate) fn heard(&self) -> usize {
-        self.heard.len()
-    }
-
-    /// Returns the next call to decide.
-    pub(crate) fn next_call(&mut self) -> Option<HeardCall> {
-        self.heard.pop_front()
-    }
-
-    /// Keeps a call to be decided later, for a limited time. Then its connection is closed: the caller calls once more.
-    pub(crate) fn postpone(&mut self, call: HeardCall) {
-        if call.since.elapsed() < PATIENCE && !call.is_abandoned() {
-            self.heard.push_back(call);
+    /// Connects to the socket of a process.
+    fn reach<T: CallTerms>(&mut self, carrier: CarrierRef, terms: &mut T) {
+        let Some(it) = self.desk.carriers.get_mut(&carrier) else { return };
+        let peer = it.peer;
+        let link = self.links.find(&peer, ENGINE.0, ENGINE.1);
+        let place = match address::decode(&peer) {
+            Ok(place) if it.kind == CarrierKind::HandOff => place,
+            // Other carriers are not reached from here.
+            _ => return self.fail(carrier, DialFault::Nothing, terms),
+        };
+        match HandoffConnection::connect(&address::socket(&place.token), Instant::now()) {
+            Ok(connection) => {
+                if let Err(problem) = address::check(&place, &self.desk.place, &connection) {
+                    return self.abandon(link, problem, terms);
+                }
+                // Without room in the set, the answer is found by the next look.
+                let _ = terms.watch().attend(connection.as_fd());
+                it.connect(connection);
+                self.act(terms, |links, now, owner| links.reached(carrier, now, owner));
+            }
+            Err(ShmError::TimedOut { .. }) => self.fail(carrier, DialFault::Full, terms),
+            Err(ShmError::NotListening { .. }) => {
+                // If it has left in order, it has announced that before.
+                self.hear_all(terms);
+                self.fail(carrier, DialFault::Nothing, terms);
+            }
+            Err(error) if error.is_shortage() => {
+                self.desk.shortage.record(&error);
+                self.desk.lack_for(link);
+                self.fail(carrier, DialFault::Busy, terms);
+            }
+            Err(error) => self.abandon(link, error.to_string(), terms),
         }
     }
 
-    /// Keeps the connection of a call that does not count, until ours is answered or has failed. A peer that calls once
-    /// more has given up its call before.
-    pub(crate) fn park(&mut self, peer: PeerRef, call: HeardCall) {
-        self.unpark(peer);
-        self.parked.push((peer, call.connection));
+    fn fail<T: CallTerms>(&mut self, carrier: CarrierRef, fault: DialFault, terms: &mut T) {
+        self.act(terms, |links, now, owner| links.failed(carrier, fault, now, owner));
     }
 
-    /// Refuses a call.
-    pub(crate) fn refuse(&self, call: &HeardCall, problem: &str) {
-        send_away(&call.connection, problem);
+    /// Ends a call of this process for a reason that only this process knows.
+    fn abandon<T: CallTerms>(&mut self, link: Option<LinkRef>, problem: String, terms: &mut T) {
+        let Some(link) = link else { return };
+        if let Some(parts) = self.desk.parts.get_mut(&link) {
+            parts.problem = Some(problem);
+        }
+        self.act(terms, |links, now, owner| links.disconnect(link, now, owner));
     }
 
-    /// Answers a call. `number` is the number by which this process knows the peer, `calls` the number of calls that it
-    /// has made, and `granted` the units of credit that the caller has from the start: it may send as soon as it has
-    /// confirmed.
-    ///
-    /// # Errors
-    /// What is wrong with the caller's segments, or that descriptors have lacked here for too long; it is refused.
-    /// `Ok(false)` if it has abandoned the call, or calls once more because descriptors lack here.
-    pub(crate) fn answer(
-        &mut self,
-        peer: PeerRef,
-        call: HeardCall,
-        (number, calls, granted): (u32, u64, u64),
-        watch: &Watch,
-    ) -> Result<bool, String> {
-        let HeardCall { handshake, descriptors, connection, .. } = call;
-        let connection = Arc::new(connection);
-        let answered = self.ours.link(number).map_err(Unjoined::from).and_then(|link| {
-            let mapped = map(&self.world, &connection, &handshake, &descriptors)?;
-            let (ours, said) = ((&self.world.config, &self.ours), (&handshake, mapped));
-            let mut joining = JoiningProcess::new(ours, link, said, Arc::clone(&connection))?;
-            joining.grant(granted);
-            let packet = CallPacket { handshake: self.world.handshake(number, 0), address: self.own, calls };
-            let descriptors = self.ours.descriptors(joining.own_link());
-            let sent = connection.send(&packet.encode(), &descriptors, Instant::now());
-            // The caller has its copy, and no other process needs one.
-            joining.close_descriptor();
-            sent.map(|()| joining).map_err(Unjoined::from)
+    /// Ends the calls of this process that lack something here, if no connection was made for long. Both processes may
+    /// lack something, so that no single call lasts for long.
+    fn end_of_shortage<T: CallTerms>(&mut self, terms: &mut T) {
+        let Some(text) = self.desk.lasting() else { return };
+        let short: Vec<_> =
+            self.desk.parts.iter().filter(|(_, parts)| parts.is_short).map(|it| *it.0).collect();
+        short.into_iter().for_each(|link| self.abandon(Some(link), text.clone(), terms));
+    }
+
+    /// Returns the next call whose state has changed, with its peer.
+    pub(crate) fn next_outcome(&mut self) -> Option<(PeerAddress, CallOutcome)> {
+        self.desk.outcomes.pop_front()
+    }
+
+    /// Returns the next report of a shortage of this process, which keeps it from connecting for now.
+    pub(crate) const fn next_shortage(&mut self) -> Option<String> {
+        self.desk.shortage.next_report()
+    }
+
+    /// Returns the number of connections of others that could not be accepted.
+    pub(crate) const fn failed_accepts(&self) -> u64 {
+        self.desk.shortage.failed()
+    }
+
+    /// Returns whether there is a call that [`Calls::give_up_one`] would give up.
+    pub(crate) fn has_late_answer(&self) -> bool {
+        let is_late = |(link, parts): (&LinkRef, &CallParts)| {
+            self.links.stage(*link) == LinkStage::Answered && !self.expects_soon(*link, parts)
+        };
+        self.desk.parts.iter().any(is_late)
+    }
+
+    /// Gives up the call of a process that was answered long ago and has not confirmed, so that another process can
+    /// have its place. Returns whether there was one.
+    pub(crate) fn give_up_one(&mut self, watch: &Watch) -> bool {
+        self.act(&mut RefuseAll(watch), |links, now, owner| links.evict_answered(now, owner))
+    }
+
+    /// Ends whatever there is with a peer. The caller knows it, so that no outcome follows. An open connection is
+    /// closed by the caller.
+    pub(crate) fn end(&mut self, peer: &PeerAddress, watch: &Watch) {
+        let Some(link) = self.links.find(peer, ENGINE.0, ENGINE.1) else { return };
+        self.act(&mut RefuseAll(watch), |links, now, owner| match links.stage(link) {
+            LinkStage::Open | LinkStage::Leaving => links.path_lost(link, now, owner),
+            _ => links.disconnect(link, now, owner),
         });
-        match answered {
-            Ok(joining) => {
-                let _ = watch.attend(connection.as_fd());
-                self.answered.push(AnsweredCall { peer, joining, since: Instant::now() });
-                self.expects_soon = true;
-                Ok(true)
-            }
-            Err(_) if connection.has_disconnected() => Ok(false),
-            Err(unjoined) => {
-                let problem = match unjoined {
-                    Unjoined::Shortage(error) => self.lack(&error),
-                    Unjoined::Problem(problem) => Some(problem),
-                };
-                let Some(problem) = problem else { return Ok(false) };
-                send_away(&connection, &problem);
-                Err(problem)
-            }
+        self.desk.outcomes.retain(|(of, _)| of != peer);
+        if self.links.stage(link) == LinkStage::Ended {
+            self.desk.parts.remove(&link);
+            self.freed.push(link);
         }
-    }
-
-    /// Returns the time after which a connection that is not made is given up.
-    fn limit(&self) -> Duration {
-        Duration::from_secs(self.world.config.timeout_seconds.into())
-    }
-
-    /// Records a shortage of this process. Returns what lacks, with the remedy, if the connection is to be given up:
-    /// both processes may lack something, so that no single call lasts for long.
-    fn lack(&mut self, error: &ShmError) -> Option<String> {
-        self.shortage.record(error);
-        self.shortage.lasting(self.limit()).map(str::to_owned)
-    }
-
-    /// Returns the next caller that has confirmed our answer, with its connection, or the reason why it never will.
-    pub(crate) fn next_confirmed(
-        &mut self,
-        watch: &Watch,
-    ) -> Option<(PeerRef, Result<JoiningProcess, Failure>)> {
-        let now = Instant::now();
-        let mut answered = self.answered.iter().enumerate();
-        let decided = answered.find_map(|(at, it)| Some((at, it.hear_confirmation(now)?)));
-        // The last one is the youngest.
-        self.expects_soon = self.answered.last().is_some_and(|it| !it.is_late(now));
-        let (at, confirmed) = decided?;
-        let AnsweredCall { peer, joining, .. } = self.answered.remove(at);
-        watch.unattend(joining.connection.as_fd());
-        if confirmed.is_ok() {
-            self.shortage.end();
-        }
-        Some((peer, confirmed.map(|()| joining)))
-    }
-
-    /// Gives up the oldest call whose caller lives and has not confirmed our answer within [`PATIENCE`], so that
-    /// another process can have its place. Returns the peer; `None` if there is no such call.
-    pub(crate) fn give_up_one(&mut self, watch: &Watch) -> Option<PeerRef> {
-        let now = Instant::now();
-        let at =
-            self.answered.iter().position(|it| it.is_late(now) && it.hear_confirmation(now).is_none())?;
-        let AnsweredCall { peer, joining, .. } = self.answered.remove(at);
-        watch.unattend(joining.connection.as_fd());
-        joining.connection.refuse_packets();
-        let mut buffer = [0; handshake::MOST_BYTES];
-        if joining.connection.recv(&mut buffer, 0, now).is_ok_and(|(len, _)| &buffer[..len] == CONFIRMED) {
-            // It confirmed between the last look and this one, and sees that the connection has ended. Any later
-            // confirmation fails at the caller, which then calls once more.
-            let _ = joining.connection.send_dropped();
-        }
-        Some(peer)
-    }
-
-    /// Returns whether callers wait for the place of a call that can be given up.
-    pub(crate) fn is_full(&self) -> bool {
-        !self.answered.is_empty() && !self.has_place()
-    }
-
-    /// Lets the time pass that an answered call has for its confirmation.
-    #[cfg(test)]
-    pub(crate) fn expire(&mut self) {
-        self.answered.iter_mut().for_each(|it| it.since = it.since.checked_sub(PATIENCE).unwrap());
-    }
-
-    /// Announces to a peer with which a connection is under way that this process does not want it any more.
-    pub(crate) fn send_goodbye_to(&self, peer: PeerRef) {
-        let answered = self.answered.iter().filter(|it| it.peer == peer).map(|it| &*it.joining.connection);
-        let outgoing = self.outgoing.iter().filter(|it| it.peer == peer).filter_map(OutgoingCall::connection);
-        let parked =
-            self.parked.iter().filter(|(parked, _)| *parked == peer).map(|(_, connection)| connection);
-        // A process that the packet does not reach sees a death.
-        answered.chain(outgoing).chain(parked).for_each(|connection| _ = connection.send_goodbye());
-    }
-
-    /// Ends whatever is under way with a peer. Its connection, if there is one, is not concerned.
-    pub(crate) fn abandon(&mut self, peer: PeerRef, watch: &Watch) {
-        self.outgoing.retain(|call| {
-            if call.peer == peer {
-                call.stop(watch);
-            }
-            call.peer != peer
-        });
-        self.answered.retain(|it| {
-            if it.peer == peer {
-                watch.unattend(it.joining.connection.as_fd());
-            }
-            it.peer != peer
-        });
-        self.unpark(peer);
-    }
-
-    fn unpark(&mut self, peer: PeerRef) {
-        self.parked.retain(|(parked, _)| *parked != peer);
     }
 
     /// Announces to all with whom a connection is under way that this process leaves.
-    pub(crate) fn send_goodbyes(&self, finished: bool) {
-        let answered = self.answered.iter().map(|it| &*it.joining.connection);
-        let outgoing = self.outgoing.iter().filter_map(OutgoingCall::connection);
-        let parked = self.parked.iter().map(|(_, connection)| connection);
-        for connection in answered.chain(outgoing).chain(parked) {
-            // A process that the packet does not reach sees a death.
-            let _ = if finished { connection.send_goodbye() } else { connection.send_dropped() };
+    pub(crate) fn send_goodbyes(&mut self, finished: bool, watch: &Watch) {
+        let manner = if finished { LeaveManner::Closed } else { LeaveManner::Dropped };
+        self.links.close(manner);
+        while self.act(&mut RefuseAll(watch), |links, now, owner| links.close_next(now, owner)) {}
+    }
+
+    /// Announces to a process, with which there is no connection, that this one leaves, after
+    /// [`Calls::send_goodbyes`]. Does not wait for the process; but if its queue of connections is full, until the
+    /// deadline for room there.
+    pub(crate) fn announce_leave(&mut self, peer: &PeerAddress, deadline: Instant) {
+        let Ok(place) = LinkAddress::decode(peer) else { return };
+        // If nothing listens there, the process has ended.
+        let connected = HandoffConnection::connect(&address::socket(&place.token), deadline);
+        let Ok(connection) = connected else { return };
+        if connection.require_same_user().is_ok() {
+            let departure = self.links.departure(peer);
+            let _ = connection.send(departure.get(), &[], deadline);
         }
     }
 }

@@ -12,9 +12,10 @@ use std::os::fd::AsFd as _;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use nemesia_core::link::address::LinkAddress;
 use nemesia_core::peers::PeerAddress;
 
-use super::address::ProcessAddress;
+use super::address;
 use super::arrivals::{Arrivals, refuse};
 use super::calls::Calls;
 use super::handshake::{self, Cpus};
@@ -80,15 +81,15 @@ pub(super) fn connect(
         return Ok(single(world, ours, watch));
     }
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
-    let listener = HandoffListener::bind()?;
+    let listener = world.bind()?;
     if exchange.incarnation() > 0 {
         return come_back(world, (ours, origin), exchange, (listener, watch), deadline);
     }
     let cards = cards(&world, &listener, exchange)?;
     let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
     let on_demand = cards.iter().all(|card| card.on_demand);
-    let place = Calls::place(&world, &listener)?;
-    let address_at = |remote| place.with_remote(remote).encode();
+    let place = world.address(&listener);
+    let address_at = |remote| address::with_remote(place, remote).encode();
     let address_at: &dyn Fn(SocketAddr) -> PeerAddress = &address_at;
     if hosts::are_together(&hosts) && on_demand {
         let remote = if cards.iter().all(|card| card.has_key) {
@@ -123,7 +124,7 @@ pub(super) fn connect(
             // Other processes call where the ranks have called.
             ranks = self::ranks(&world, &cards, &remote)?;
             let place = (listener, place);
-            calls = Some(Calls::listen_as(Arc::clone(&world), Arc::clone(ours), place, &mut watch)?);
+            calls = Some(Calls::listen_as(Arc::clone(&world), Arc::clone(ours), place, &[], &mut watch)?);
         }
         None
     };
@@ -144,20 +145,21 @@ fn apart(
     world: Arc<ShmWorld>,
     ours: &Arc<OwnSegments>,
     (cards, remote): (&[ProcessCard], RemoteRanks),
-    place: (HandoffListener, ProcessAddress),
+    place: (HandoffListener, LinkAddress),
     mut watch: Watch,
 ) -> Result<ShmMeeting, Error> {
     let ranks = ranks(&world, cards, &remote)?;
-    let calls = Some(Calls::listen_as(Arc::clone(&world), Arc::clone(ours), place, &mut watch)?);
+    let addresses: Vec<_> = ranks.iter().map(|rank| rank.address).collect();
+    let calls = Calls::listen_as(Arc::clone(&world), Arc::clone(ours), place, &addresses, &mut watch)?;
     let peers = (0..world.size).map(|_| None).collect();
     let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
-    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls, ranks })
+    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls: Some(calls), ranks })
 }
 
 /// Returns the place of this process, with that at which it takes calls of other machines if it does.
-fn at_place(world: &ShmWorld, place: ProcessAddress, remote: &RemoteRanks) -> ProcessAddress {
+fn at_place(world: &ShmWorld, place: LinkAddress, remote: &RemoteRanks) -> LinkAddress {
     let own = remote.demand.as_ref().and_then(|demand| demand.addresses.get(world.rank as usize));
-    own.and_then(Calls::remote_of).map_or(place, |own| place.with_remote(own))
+    own.and_then(Calls::remote_of).map_or(place, |own| address::with_remote(place, own))
 }
 
 /// Checks that the addresses of the ranks on other machines name a place there.

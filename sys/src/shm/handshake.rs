@@ -7,18 +7,10 @@
 //! modulo 512), address of a copy of the epoch in its memory (8; 0 if it must not be read), incarnation (8), number of
 //! the next agreement (8). The last descriptor is that of the life mark, if the process has one. Refusal: magic
 //! "NEMESIAX", then at most 240 bytes of UTF-8.
-//!
-//! Processes that take calls send *calls* and their *answers*: a handshake, then the address of the sender (64) and
-//! the number of the call, or in an answer the number of calls that the sender has made (8). The caller confirms the
-//! answer. A process of a world that connects on demand, and leaves, sends the ranks that it never spoke to a *leave*:
-//! magic "NEMESIAL", 1 (it has finished) or 0 (it has not) (8), its address (64).
 
-use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress};
 use nemesia_core::shared::layout::{Geometry, MAGIC, MAX_PEERS};
 use nemesia_core::wire::LAYOUT_VERSION;
 
-use crate::error::Error;
-use crate::os::{Departure, random};
 use crate::transport::hosts::version_mismatch;
 
 /// The largest packet of either kind, in bytes.
@@ -96,89 +88,20 @@ impl ShmHandshake {
         let (stamp, rest) = word(rest)?;
         let (incarnation, rest) = word(rest)?;
         let (agreements, _) = word(rest)?;
-        if number >= MAX_PEERS {
-            return Err(format!(
-                "it knows this process by the number {number}, but the largest is {}",
-                MAX_PEERS - 1
-            ));
-        }
         let geometry = Geometry { cells, cell_bytes, fastbox_slots };
         let expedited = flags & 1 == 1;
-        Ok(Self { rank, epoch, size, number, geometry, expedited, cpus, stamp, incarnation, agreements })
-    }
-}
-
-/// The packet by which a caller confirms the answer.
-pub(super) const CONFIRMED: &[u8] = b"NEMESIAC";
-
-const LEAVE: u64 = u64::from_le_bytes(*b"NEMESIAL");
-
-/// A call, or the answer to one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CallPacket {
-    pub(super) handshake: ShmHandshake,
-    /// The address of the sender.
-    pub(super) address: PeerAddress,
-    /// The number of the call; in an answer, the number of calls that the sender has made.
-    pub(super) calls: u64,
-}
-
-impl CallPacket {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = self.handshake.encode();
-        bytes.extend(self.address.bytes());
-        bytes.extend(self.calls.to_le_bytes());
-        bytes
+        let said =
+            Self { rank, epoch, size, number, geometry, expedited, cpus, stamp, incarnation, agreements };
+        said.check_number().map(|()| said)
     }
 
-    /// Decodes a packet from a peer, or returns what is wrong with it.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let handshake = ShmHandshake::decode(bytes)?;
-        let rest = &bytes[HANDSHAKE_BYTES..];
-        let (address, rest) = rest.split_first_chunk::<ADDRESS_BYTES>().ok_or("it sent no call")?;
-        let (calls, _) = word(rest)?;
-        Ok(Self { handshake, address: PeerAddress::from_bytes(*address), calls })
-    }
-}
-
-/// The announcement of a process that leaves, to one that has no connection with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LeavePacket {
-    /// The address of the sender.
-    pub(super) address: PeerAddress,
-    pub(super) departure: Departure,
-}
-
-impl LeavePacket {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let finished = u64::from(self.departure == Departure::Finished);
-        let words = [LEAVE.to_le_bytes(), finished.to_le_bytes()];
-        words.iter().flatten().chain(self.address.bytes()).copied().collect()
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let (LEAVE, rest) = word(bytes).ok()? else { return None };
-        let (finished, rest) = word(rest).ok()?;
-        let address = PeerAddress::from_bytes(*rest.first_chunk::<ADDRESS_BYTES>()?);
-        let departure = if finished == 1 { Departure::Finished } else { Departure::Dropped };
-        Some(Self { address, departure })
-    }
-}
-
-/// The first packet of a process that connects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CallerPacket {
-    Call(CallPacket),
-    Leave(LeavePacket),
-}
-
-impl CallerPacket {
-    /// Decodes a packet from a peer, or returns what is wrong with it.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        match LeavePacket::decode(bytes) {
-            Some(leave) => Ok(Self::Leave(leave)),
-            None => CallPacket::decode(bytes).map(Self::Call),
+    /// Checks the number by which the sender knows this process.
+    pub(super) fn check_number(&self) -> Result<(), String> {
+        let (number, most) = (self.number, MAX_PEERS - 1);
+        if number > most {
+            return Err(format!("it knows this process by the number {number}, but the largest is {most}"));
         }
+        Ok(())
     }
 }
 
@@ -224,11 +147,6 @@ fn word(bytes: &[u8]) -> Result<(u64, &[u8]), String> {
     Ok((u64::from_le_bytes(*field), rest))
 }
 
-/// Returns a random number that distinguishes this process's segments from those of any other.
-pub(super) fn draw_epoch() -> Result<u64, Error> {
-    Ok(u64::from_le_bytes(random()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,34 +181,6 @@ mod tests {
             flipped[end] ^= 0x40;
             let _ = ShmHandshake::decode(&flipped);
         }
-    }
-
-    #[test]
-    fn a_call_survives_the_wire_and_its_prefixes_are_refused() {
-        let address = PeerAddress::from_bytes(std::array::from_fn(|at| at as u8));
-        let call = CallPacket { handshake: HANDSHAKE, address, calls: 77 };
-        let bytes = call.encode();
-        assert!(bytes.len() <= MOST_BYTES);
-        assert_eq!(CallPacket::decode(&bytes), Ok(call));
-        for end in 0..bytes.len() {
-            assert!(CallPacket::decode(&bytes[..end]).is_err());
-        }
-        let error = CallPacket::decode(&refusal("because")).unwrap_err();
-        assert!(error.contains("because"), "{error}");
-    }
-
-    #[test]
-    fn a_leave_survives_the_wire_and_is_no_call() {
-        let address = PeerAddress::from_bytes(std::array::from_fn(|at| at as u8));
-        for departure in [Departure::Finished, Departure::Dropped] {
-            let leave = LeavePacket { address, departure };
-            let bytes = leave.encode();
-            assert_eq!(CallerPacket::decode(&bytes), Ok(CallerPacket::Leave(leave)));
-            assert!((0..bytes.len()).all(|end| CallerPacket::decode(&bytes[..end]).is_err()));
-            assert!(CallPacket::decode(&bytes).is_err());
-        }
-        let call = CallPacket { handshake: HANDSHAKE, address, calls: 77 };
-        assert_eq!(CallerPacket::decode(&call.encode()), Ok(CallerPacket::Call(call)));
     }
 
     #[test]

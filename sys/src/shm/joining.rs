@@ -1,6 +1,6 @@
 //! Processes that connect while the port is in use: restarted ranks, and peers of an endpoint that opened alone.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::handshake::ShmHandshake;
@@ -60,11 +60,6 @@ impl JoiningProcess {
     /// Grants the process credit, in units. Call it before the process gets the descriptor of our segment.
     pub(super) fn grant(&self, units: u64) {
         self.link.grant(units);
-    }
-
-    /// Returns whether its process has ended, as far as the kernel says.
-    pub(super) fn has_ended(&self) -> bool {
-        self.pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()))
     }
 
     /// Closes the descriptor of the segment of this process for it, which it has got.

@@ -4,13 +4,19 @@ use std::fmt;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
+use nemesia_core::link::address::LinkAddress;
+use nemesia_core::link::token::LinkToken;
 use nemesia_core::shared::layout::Geometry;
 
+use super::address;
 use super::handshake::{self, Cpus, ShmHandshake};
 use super::segments::{Expected, MOST_DESCRIPTORS, OwnLink, OwnSegments, PeerSegments, Unjoined};
 use crate::config::Config;
 use crate::error::Error;
-use crate::os::{Departure, ForeignFd, HandoffConnection, IdentityStamp, RemoteMemory, ShmError};
+use crate::os::{
+    Departure, ForeignFd, HandoffConnection, HandoffListener, IdentityStamp, RemoteMemory, ShmError,
+};
+use crate::transport::hosts::HostAddress;
 
 /// The time after which is repeated what failed for a shortage of this process.
 const AGAIN_AFTER: Duration = Duration::from_millis(10);
@@ -24,6 +30,8 @@ pub(super) struct ShmWorld {
     /// The number of processes of the world.
     pub(super) size: u32,
     pub(super) epoch: u64,
+    /// The token of this process, from which the epoch is derived.
+    pub(super) token: LinkToken,
     pub(super) expedited: bool,
     pub(super) cpus: Cpus,
     /// The address of `epoch` in our memory, if the peers may read it.
@@ -35,6 +43,16 @@ pub(super) struct ShmWorld {
 }
 
 impl ShmWorld {
+    /// Returns the address of this process, which listens here and takes no calls of other machines.
+    pub(super) fn address(&self, listener: &HandoffListener) -> LinkAddress {
+        address::address_at(&HostAddress::of(listener.name(), &self.config), self.token)
+    }
+
+    /// Listens under the name that the token of this process has.
+    pub(super) fn bind(&self) -> Result<HandoffListener, ShmError> {
+        HandoffListener::bind_as(address::socket(&self.token))
+    }
+
     /// Returns the handshake for the process that this one knows by this number.
     pub(super) fn handshake(&self, number: u32, agreements: u64) -> ShmHandshake {
         let Self { geometry, rank, size, epoch, expedited, cpus, stamp, incarnation, .. } = *self;

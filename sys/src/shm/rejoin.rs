@@ -103,7 +103,7 @@ impl RejoinListener {
         watch: &mut Watch,
         remote: Option<SocketAddr>,
     ) -> Result<Calls, Error> {
-        let place = (HandoffListener::bind()?, remote);
+        let place = (self.world.bind()?, remote);
         Calls::listen(Arc::clone(&self.world), Arc::clone(&self.ours), place, watch)
     }
 

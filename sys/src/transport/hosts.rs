@@ -89,6 +89,11 @@ impl HostAddress {
         self.host == other.host && self.host != APART
     }
 
+    /// Returns whether the process shares memory with no other.
+    pub(crate) fn is_apart_from_all(&self) -> bool {
+        self.host == APART
+    }
+
     /// Returns whether processes of these two places certainly have different addresses.
     pub(crate) fn is_apart(&self, other: &Self) -> bool {
         self.network != other.network

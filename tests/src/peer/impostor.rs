@@ -76,7 +76,7 @@ fn address(kind: &str, name: &str) -> String {
     let network: String = link.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
     // It wants all connections at the start.
     let Geometry { cells, cell_bytes, fastbox_slots } = GEOMETRY;
-    let facts = format!("{EPOCH:x}.{cells}.{cell_bytes}.{fastbox_slots}.0.1");
+    let facts = format!("{EPOCH:032x}.{cells}.{cell_bytes}.{fastbox_slots}.0.1");
     match kind {
         "address-version" => format!("{}.{machine}.{network}.{name}.0.0/{facts}", VERSION + 1),
         "address-machine" => {

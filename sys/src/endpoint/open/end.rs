@@ -41,7 +41,7 @@ impl Drop for Endpoint {
         self.rejoin.send_goodbyes(self.finished);
         // Without a table of peers there is nothing to announce.
         let _ = self.with_peers(|peers, endpoint| {
-            peers.send_goodbyes(endpoint.finished);
+            peers.send_goodbyes(endpoint.finished, &endpoint.waiter.watch);
             peers.announce_leave(endpoint.finished, Instant::now() + LAST_WORDS, endpoint);
             Ok(())
         });

@@ -17,7 +17,7 @@ use nemesia_core::slab::{List, Slot};
 use crate::config::Config;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
-use crate::os::{Departure, random};
+use crate::os::{Watch, random};
 use crate::shm::{self, Calls, RankProcess};
 use crate::transport::net::NetCalls;
 
@@ -67,7 +67,8 @@ pub(super) struct PartingPeer {
 #[derive(Debug)]
 pub(in crate::endpoint) struct PeerTable {
     pub(super) table: Table,
-    pub(super) calls: Calls,
+    /// Calls to and from processes of this machine; `None` while they make progress.
+    pub(super) calls: Option<Box<Calls>>,
     /// Calls to and from other machines, if this process takes part in the network.
     pub(super) across: Option<Box<NetCalls>>,
     /// The engine's number of this process itself, which the table does not have.
@@ -111,7 +112,7 @@ impl PeerTable {
         let table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
         Ok(Self {
             table,
-            calls,
+            calls: Some(Box::new(calls)),
             across: across.map(Box::new),
             own: 0,
             ranks: 0,
@@ -168,7 +169,7 @@ impl PeerTable {
         }
         Ok(Self {
             table,
-            calls,
+            calls: Some(Box::new(calls)),
             across: across.map(Box::new),
             own,
             ranks: others as u32 + 1,
@@ -197,11 +198,11 @@ impl PeerTable {
     }
 
     /// Returns where to call a peer if it is on another machine.
-    fn place_across(&self, peer: PeerRef, address: &PeerAddress) -> Option<SocketAddr> {
+    pub(super) fn place_across(&self, peer: PeerRef, address: &PeerAddress) -> Option<SocketAddr> {
         match self.is_rank(peer) {
             true if self.is_remote_rank(peer) => Calls::remote_of(address),
             true => None,
-            false => self.calls.check(address).ok().flatten(),
+            false => self.calls.as_ref()?.check(address).ok().flatten(),
         }
     }
 
@@ -279,8 +280,10 @@ impl PeerTable {
     }
 
     /// Announces to all with whom a connection is under way that this process leaves.
-    pub(in crate::endpoint) fn send_goodbyes(&mut self, finished: bool) {
-        self.calls.send_goodbyes(finished);
+    pub(in crate::endpoint) fn send_goodbyes(&mut self, finished: bool, watch: &Watch) {
+        if let Some(calls) = &mut self.calls {
+            calls.send_goodbyes(finished, watch);
+        }
         if let Some(across) = &mut self.across {
             across.send_goodbyes(finished);
         }
@@ -288,14 +291,19 @@ impl PeerTable {
 
     /// Announces to the ranks with which there is no connection that this process leaves. Until the deadline this waits
     /// for room in their queues of connections, and for the kernels of other machines.
-    pub(in crate::endpoint) fn announce_leave(&self, finished: bool, deadline: Instant, endpoint: &Endpoint) {
-        let departure = if finished { Departure::Finished } else { Departure::Dropped };
+    pub(in crate::endpoint) fn announce_leave(
+        &mut self,
+        finished: bool,
+        deadline: Instant,
+        endpoint: &Endpoint,
+    ) {
         for rank in (0..endpoint.engine.size()).filter(|rank| endpoint.engine.is_unmet(*rank)) {
             let Some(peer) = self.peer_of_rank(rank).filter(|peer| !self.is_remote_rank(*peer)) else {
                 continue;
             };
-            if let Ok(address) = self.table.address_of(peer) {
-                self.calls.announce_leave(address, departure, deadline);
+            let Ok(address) = self.table.address_of(peer).copied() else { continue };
+            if let Some(calls) = &mut self.calls {
+                calls.announce_leave(&address, deadline);
             }
         }
         if let Some(across) = &self.across {
@@ -326,7 +334,9 @@ impl PeerTable {
         if let Some(rank) = self.table.peer_by(address).filter(|peer| self.is_rank(*peer)) {
             return Ok(rank);
         }
-        self.calls.check(address).map_err(|problem| Error::Address { problem })?;
+        if let Some(calls) = &self.calls {
+            calls.check(address).map_err(|problem| Error::Address { problem })?;
+        }
         self.begin_growth();
         self.make_place();
         let peer = self.table.connect(address)?;
@@ -366,7 +376,7 @@ impl PeerTable {
         let begun = self.begin(peer, rank, endpoint);
         let called = begun.and_then(|()| match self.place_across(peer, &address) {
             Some(remote) => self.call_across((peer, address, remote), (rank, call), endpoint),
-            None => self.calls.call(peer, &address, (rank, call), 0),
+            None => self.call_here(peer, &address, rank, endpoint),
         });
         called.inspect_err(|_| {
             // The peer is as before: it can be spoken to when there is memory.
@@ -419,7 +429,9 @@ impl PeerTable {
 
     /// Ends the calls that are under way with a peer.
     pub(super) fn abandon(&mut self, peer: PeerRef, endpoint: &Endpoint) {
-        self.calls.abandon(peer, &endpoint.waiter.watch);
+        if let (Some(calls), Ok(address)) = (&mut self.calls, self.table.address_of(peer)) {
+            calls.end(address, &endpoint.waiter.watch);
+        }
         if let Some(across) = &mut self.across {
             across.abandon(peer, &endpoint.waiter.watch);
         }
@@ -484,7 +496,6 @@ impl PeerTable {
             self.parting.push(PartingPeer { peer, is_released });
             return false;
         }
-        self.calls.send_goodbye_to(peer);
         if let Some(across) = &mut self.across {
             across.send_goodbye_to(peer);
         }

@@ -1,22 +1,32 @@
 //! Callers that lie, are silent, or are too many.
 
+mod shortage;
+
 use std::sync::Arc;
 
+use nemesia_core::link::offers::{LinkOffer, LinkOffers, OfferList, SegmentsOffer};
+use nemesia_core::link::proof::{LinkKey, NO_CHALLENGE};
+use nemesia_core::link::token::LinkToken;
+use nemesia_core::link::wire::{LINK_VERSION, LinkBody, LinkCall, LinkHeader, LinkMessage, MaskedAddress};
 use nemesia_core::shared::layout::Geometry;
+use nemesia_core::wire::hello::Proof;
 
 use super::*;
 use crate::config::Config;
-use crate::os::{Departure, testing, wait_ready};
+use crate::os::testing;
+use crate::shm::segments::OwnLink;
 
 const GEOMETRY: Geometry = Geometry { cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
+const PATIENCE: Duration = Duration::from_secs(5);
 
-fn world(epoch: u64) -> ShmWorld {
+fn world(token: LinkToken) -> ShmWorld {
     ShmWorld {
         config: Config::default(),
         geometry: GEOMETRY,
         rank: 0,
         size: 1,
-        epoch,
+        epoch: token.epoch(),
+        token,
         expedited: true,
         cpus: [1; 8],
         stamp: 0,
@@ -25,121 +35,254 @@ fn world(epoch: u64) -> ShmWorld {
     }
 }
 
-fn segments(epoch: u64) -> Arc<OwnSegments> {
-    Arc::new(OwnSegments::new(&Config::default(), GEOMETRY, epoch, &mut Vec::new()).unwrap())
+/// What a process decides: each caller has the next number.
+struct Terms {
+    watch: Watch,
+    numbers: u32,
+    refusal: Option<(String, bool)>,
 }
 
-fn calls(epoch: u64) -> (Calls, Watch) {
-    let mut watch = Watch::new().unwrap();
-    (
-        Calls::listen(
-            Arc::new(world(epoch)),
-            segments(epoch),
-            (HandoffListener::bind().unwrap(), None),
-            &mut watch,
-        )
-        .unwrap(),
-        watch,
-    )
+impl CallTerms for Terms {
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    fn decide(&mut self, _: &PeerAddress) -> Result<(u32, u64), (String, bool)> {
+        self.numbers += 1;
+        self.refusal.clone().map_or(Ok((self.numbers % 8, 0)), Err)
+    }
+
+    fn hear_from(&mut self, _: &PeerAddress) {}
 }
 
-fn dial(calls: &Calls) -> HandoffConnection {
-    HandoffConnection::connect(&calls.place.socket(), Instant::now() + PATIENCE).unwrap()
+/// A process.
+struct CallingProcess {
+    calls: Calls,
+    terms: Terms,
+    world: Arc<ShmWorld>,
+    ours: Arc<OwnSegments>,
 }
 
-/// Sends a call of this process as `packet` makes it of a correct one, with its segments.
-fn send_call(from: &Calls, to: &Calls, packet: impl FnOnce(&mut CallPacket)) -> HandoffConnection {
+impl CallingProcess {
+    fn new() -> Self {
+        Self::of(&[])
+    }
+
+    /// Returns the first rank of a world of these ranks, besides itself.
+    fn of(others: &[PeerAddress]) -> Self {
+        let mut watch = Watch::new().unwrap();
+        let world = Arc::new(world(LinkToken::from_bytes(random().unwrap())));
+        let ours = OwnSegments::new(&world.config, GEOMETRY, world.epoch, &mut Vec::new()).unwrap();
+        let (ours, listener) = (Arc::new(ours), world.bind().unwrap());
+        let place = world.address(&listener);
+        let own = place.encode();
+        let ranks: Vec<_> = if others.is_empty() { Vec::new() } else { [&[own], others].concat() };
+        let lent = (Arc::clone(&world), Arc::clone(&ours));
+        let calls = Calls::listen_as(lent.0, lent.1, (listener, place), &ranks, &mut watch).unwrap();
+        Self { calls, terms: Terms { watch, numbers: 0, refusal: None }, world, ours }
+    }
+
+    fn speak(&mut self, to: &Self) {
+        self.calls.speak(to.calls.own(), None, 0, &self.terms.watch).unwrap();
+    }
+
+    fn attend(&mut self) {
+        self.calls.attend(&mut self.terms);
+    }
+
+    fn outcome(&mut self) -> Option<CallOutcome> {
+        self.calls.next_outcome().map(|(_, outcome)| outcome)
+    }
+
+    /// Returns the calls that are proved and not decided.
+    fn undecided(&self) -> u32 {
+        self.calls.links.undecided()
+    }
+
+    /// Returns the calls that are answered.
+    fn answered(&self) -> usize {
+        let parts = self.calls.desk.parts.keys();
+        parts.filter(|link| self.calls.links.stage(**link) == LinkStage::Answered).count()
+    }
+}
+
+/// Lets processes act until one has an outcome, which is the first one's unless it has none.
+fn until_outcome(processes: &mut [&mut CallingProcess]) -> CallOutcome {
+    loop {
+        for process in &mut *processes {
+            process.attend();
+            if let Some(outcome) = process.outcome() {
+                return outcome;
+            }
+        }
+    }
+}
+
+/// What a caller says.
+struct Said {
+    address: PeerAddress,
+    offers: OfferList,
+    call: u64,
+}
+
+/// Returns the message of a call, as `change` makes it of a correct one, with the segment.
+fn call_of(from: &CallingProcess, to: &CallingProcess, change: impl FnOnce(&mut Said)) -> (Vec<u8>, OwnLink) {
+    let mut offers = OfferList::EMPTY;
+    offers.add(&offer(GEOMETRY.cells));
+    let mut said = Said { address: *from.calls.own(), offers, call: 1 };
+    change(&mut said);
+    let key = LinkKey::of(to.calls.own(), None);
+    let call = LinkCall {
+        call: said.call,
+        incarnation: 0,
+        number: 0,
+        packet_bytes: 4096,
+        challenge: 0,
+        instance: 0,
+        nonce: said.call,
+        address: MaskedAddress(key.mask(Some(&NO_CHALLENGE), said.call, said.address.bytes())),
+        offers: said.offers.get(true),
+        proof: Proof::default(),
+    };
+    let header = LinkHeader { version: LINK_VERSION, service: LinkService::Engine, to: 0, from: 7 };
+    let mut message = LinkMessage { header, body: LinkBody::Call(call) }.encode();
+    let proof = key.call_proof(&NO_CHALLENGE, to.calls.own(), message.get());
+    message.seal(&proof);
+    (message.get().to_vec(), from.ours.link(0).unwrap())
+}
+
+fn offer(cells: u32) -> LinkOffer {
+    let Geometry { cell_bytes, fastbox_slots, .. } = GEOMETRY;
+    let geometry = [cells, cell_bytes, fastbox_slots];
+    LinkOffer::Segments(SegmentsOffer { geometry, flags: 1, stamp: 0, processors: [1; 8], credit: 0 })
+}
+
+/// Sends a call of this process, with its segments.
+fn send_call(
+    from: &CallingProcess,
+    to: &CallingProcess,
+    change: impl FnOnce(&mut Said),
+) -> HandoffConnection {
     let connection = dial(to);
-    let mut call = CallPacket { handshake: from.world.handshake(0, 0), address: *from.own(), calls: 1 };
-    packet(&mut call);
-    let link = from.ours.link(0).unwrap();
-    connection.send(&call.encode(), &from.ours.descriptors(&link), Instant::now()).unwrap();
+    let (message, link) = call_of(from, to, change);
+    connection.send(&message, &from.ours.descriptors(&link), Instant::now()).unwrap();
     connection
+}
+
+fn dial(to: &CallingProcess) -> HandoffConnection {
+    Calls::dial(to.calls.own()).unwrap()
 }
 
 /// Returns the text of the refusal that this caller has received.
 fn refusal(connection: &HandoffConnection) -> String {
-    match hear_packet(connection, Instant::now() + PATIENCE, CallPacket::decode) {
-        Err(Unheard::Problem(problem)) => problem,
-        Err(Unheard::Leaving(Departure::Died | Departure::Dropped | Departure::Finished) | Unheard::Gone) => {
-            "gone".into()
-        }
-        Err(Unheard::Shortage(error)) => error.to_string(),
-        Ok(_) => "answered".into(),
-    }
-}
-
-#[test]
-fn a_call_is_heard_with_its_address_and_number() {
-    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
-    let _caller = send_call(&one, &two, |call| call.calls = 77);
-    while two.heard() == 0 {
-        two.hear(&watch);
-    }
-    let call = two.next_call().unwrap();
-    assert_eq!((call.address, call.number, two.heard()), (*one.own(), 77, 0));
-}
-
-#[test]
-fn claims_that_the_kernel_contradicts_are_refused_in_words() {
-    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
-    let other_process = |call: &mut CallPacket| {
-        let mut bytes = *call.address.bytes();
-        bytes[4..8].copy_from_slice(&1_u32.to_le_bytes());
-        call.address = PeerAddress::from_bytes(bytes);
+    let mut bytes = [0; MOST_LINK_BYTES];
+    let Ok((len, _)) = connection.recv(&mut bytes, MOST_DESCRIPTORS, Instant::now() + PATIENCE) else {
+        return "gone".into();
     };
-    let earlier = |call: &mut CallPacket| call.handshake.epoch = 3;
-    let no_address = |call: &mut CallPacket| call.address = PeerAddress::from_bytes([0; 64]);
-    let other_sizes = |call: &mut CallPacket| call.handshake.geometry.cells = 8;
-    type Lie = fn(&mut CallPacket);
-    let lies: [(Lie, &str); 4] = [
-        (other_process, "belongs to process 1"),
-        (earlier, "earlier process"),
-        (no_address, "version 0"),
-        (other_sizes, "NEMESIA_CELLS"),
+    match LinkMessage::decode(&bytes[..len], LINK_VERSION).map(|message| message.body) {
+        Ok(LinkBody::Refuse(refuse)) => refuse.text.get().to_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn two_processes_are_open_to_each_other_whoever_calls() {
+    for [first, second] in [[true, false], [false, true], [true, true]] {
+        let (mut one, mut two) = (CallingProcess::new(), CallingProcess::new());
+        if first {
+            one.speak(&two);
+        }
+        if second {
+            two.speak(&one);
+        }
+        let mut opened = 0;
+        while opened < 2 {
+            opened += u32::from(matches!(until_outcome(&mut [&mut one, &mut two]), CallOutcome::Opened(_)));
+        }
+        for process in [&mut one, &mut two] {
+            process.attend();
+            assert!(process.outcome().is_none() && !process.calls.is_busy());
+            let desk = &process.calls.desk;
+            assert!(desk.carriers.is_empty() && desk.parts.is_empty(), "the connection is the caller's");
+        }
+    }
+}
+
+#[test]
+fn claims_that_the_kernel_contradicts_and_sizes_that_differ_are_refused_in_words() {
+    type Lie = fn(&mut Said);
+    let other_process = |said: &mut Said| {
+        let claimed = address::decode(&said.address).unwrap();
+        said.address = LinkAddress { pid: 1, ..claimed }.encode();
+    };
+    let other_machine = |said: &mut Said| {
+        let claimed = address::decode(&said.address).unwrap();
+        said.address = LinkAddress { machine: claimed.machine + 1, ..claimed }.encode();
+    };
+    let no_address = |said: &mut Said| said.address = PeerAddress::from_bytes([0; 64]);
+    let other_sizes = |said: &mut Said| {
+        said.offers = OfferList::EMPTY;
+        said.offers.add(&offer(8));
+    };
+    let no_offer = |said: &mut Said| said.offers = OfferList::EMPTY;
+    let lies: [(Lie, &str); 5] = [
+        (other_process, "comes from elsewhere"),
+        (other_machine, "comes from elsewhere"),
+        (no_address, "comes from elsewhere"),
+        (other_sizes, "NEMESIA_CELLS is 8 there, and 4 here"),
+        (no_offer, "no segments"),
     ];
+    let (one, mut two) = (CallingProcess::new(), CallingProcess::new());
     for (lie, words) in lies {
         let caller = send_call(&one, &two, lie);
-        while two.is_busy() || !caller.has_disconnected() {
-            two.hear(&watch);
+        while two.calls.is_busy() || !caller.has_disconnected() {
+            two.attend();
         }
         let refused = refusal(&caller);
         assert!(refused.contains(words), "{refused}");
-        assert_eq!(two.heard(), 0);
+        assert_eq!((two.undecided(), two.answered()), (0, 0));
     }
 }
 
 #[test]
-fn garbage_and_segments_that_do_not_fit_end_the_call_only() {
-    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+fn garbage_other_versions_and_segments_that_do_not_fit_end_the_call_only() {
+    let (one, mut two) = (CallingProcess::new(), CallingProcess::new());
     let garbage = dial(&two);
     garbage.send(&[0xff; 200], &[], Instant::now()).unwrap();
-    // A call without segments.
+    let (mut bytes, _) = call_of(&one, &two, |_| ());
+    bytes[2] = LINK_VERSION + 1;
+    let newer = dial(&two);
+    newer.send(&bytes, &[], Instant::now()).unwrap();
+    // A call without segments, and one with those of another process.
     let bare = dial(&two);
-    let packet = CallPacket { handshake: one.world.handshake(0, 0), address: *one.own(), calls: 1 };
-    bare.send(&packet.encode(), &[], Instant::now()).unwrap();
-    while two.heard() == 0 {
-        two.hear(&watch);
+    bare.send(&call_of(&one, &two, |_| ()).0, &[], Instant::now()).unwrap();
+    let three = CallingProcess::new();
+    let foreign = dial(&two);
+    let (message, _) = call_of(&one, &two, |said| said.call = 2);
+    let link = three.ours.link(0).unwrap();
+    foreign.send(&message, &three.ours.descriptors(&link), Instant::now()).unwrap();
+    while [&garbage, &newer, &bare, &foreign].into_iter().any(|it| !it.has_disconnected()) {
+        two.attend();
     }
-    assert!(refusal(&garbage).contains("no nemesia handshake"));
-    let call = two.next_call().unwrap();
-    let peer = PeerRef::from_bits(0);
-    let problem = two.answer(peer, call, (1, 0, 0), &watch).unwrap_err();
-    assert!(problem.contains("0 descriptors"), "{problem}");
+    assert!(refusal(&garbage).contains("malformed"));
+    assert!(refusal(&newer).contains("versions of links differ"));
     assert!(refusal(&bare).contains("0 descriptors"));
-    assert!(two.answered.is_empty());
+    assert!(refusal(&foreign).contains("epoch") || !refusal(&foreign).contains("Answer"));
+    assert_eq!((two.undecided(), two.answered()), (0, 0));
+    let mut undone = std::iter::from_fn(|| two.outcome());
+    assert!(undone.all(|it| matches!(it, CallOutcome::Undone(why) if why.contains("its call was refused"))));
 }
 
 #[test]
 fn silent_callers_do_not_keep_a_call_from_being_heard() {
-    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
-    let silent: Vec<_> = (0..MOST_CALLERS + 50).map(|_| dial(&two)).collect();
+    let (one, mut two) = (CallingProcess::new(), CallingProcess::new());
+    let (_, most) = two.calls.callers();
+    let silent: Vec<_> = (0..most + 50).map(|_| dial(&two)).collect();
     let _caller = send_call(&one, &two, |_| ());
-    while two.heard() == 0 {
-        two.hear(&watch);
-        assert!(two.silent.len() + two.heard.len() <= MOST_CALLERS);
+    while two.answered() == 0 {
+        two.attend();
+        assert!(two.calls.callers().0 <= most);
     }
-    assert_eq!(two.next_call().unwrap().address, *one.own());
     drop(silent);
 }
 
@@ -154,350 +297,226 @@ fn the_connections_of_other_users_take_no_turn_of_a_caller() {
     if !testing::is_child() {
         return testing::run_again(NAME, || Ok(()));
     }
-    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+    let (one, mut two) = (CallingProcess::new(), CallingProcess::new());
     // SAFETY: takes numbers only; this process has the user for itself.
     unsafe { libc::seteuid(65534) };
     let strangers: Vec<_> = (0..2 * AT_ONCE).map(|_| dial(&two)).collect();
     // SAFETY: as above.
     unsafe { libc::seteuid(0) };
     let _caller = send_call(&one, &two, |_| ());
-    two.hear(&watch);
-    assert_eq!((two.heard(), two.silent.len()), (1, 0));
+    two.attend();
+    assert_eq!((two.answered(), two.calls.links.unproved()), (1, [0; 2]));
     drop(strangers);
 }
 
-/// Runs this part of a test in a process of its own, which may take all its descriptors.
-fn in_another_process(test: &str, body: impl FnOnce()) {
-    if testing::is_child() { body() } else { testing::run_again(test, || Ok(())) }
+/// Lets `one` call `two`, which answers.
+fn answer(one: &mut CallingProcess, two: &mut CallingProcess) {
+    one.speak(two);
+    one.attend();
+    while two.answered() == 0 {
+        two.attend();
+    }
 }
 
 #[test]
-fn a_process_without_descriptors_may_sleep_and_hears_its_callers_later() {
-    const NAME: &str =
-        concat!(module_path!(), "::a_process_without_descriptors_may_sleep_and_hears_its_callers_later");
-    in_another_process(NAME, || {
-        let ((one, _), (mut two, watch)) = (calls(1), calls(2));
-        let _caller = send_call(&one, &two, |_| ());
-        let taken = testing::take_descriptors();
-        two.hear(&watch);
-        assert!(!wait_ready(watch.as_fd(), libc::POLLIN, Instant::now()).unwrap(), "the set is readable");
-        let report = two.next_shortage().unwrap();
-        assert!(report.contains("ulimit -n") && two.next_shortage().is_none(), "{report}");
-        drop(taken);
-        while two.heard() == 0 {
-            two.hear(&watch);
-        }
-        let _caller = send_call(&one, &two, |_| ());
-        assert!(wait_ready(watch.as_fd(), libc::POLLIN, Instant::now() + PATIENCE).unwrap());
-    });
-}
-
-#[test]
-fn a_call_waits_while_its_process_has_no_descriptors() {
-    const NAME: &str = concat!(module_path!(), "::a_call_waits_while_its_process_has_no_descriptors");
-    in_another_process(NAME, || {
-        let ((mut one, watch), (mut two, its)) = (calls(1), calls(2));
-        let taken = testing::take_descriptors();
-        one.call(PeerRef::from_bits(0), two.own(), (1, 1), 0).unwrap();
-        for _ in 0..10 {
-            assert!(one.next_outcome(&watch).is_none());
-        }
-        let report = one.next_shortage().unwrap();
-        assert!(report.contains("ulimit -n"), "{report}");
-        drop(taken);
-        while two.heard() == 0 {
-            assert!(one.next_outcome(&watch).is_none());
-            two.hear(&its);
-        }
-    });
-}
-
-#[test]
-fn an_answer_is_received_when_there_is_room_for_its_descriptors() {
-    const NAME: &str =
-        concat!(module_path!(), "::an_answer_is_received_when_there_is_room_for_its_descriptors");
-    in_another_process(NAME, || {
-        let ((mut one, watch), (mut two, its)) = (calls(1), calls(2));
-        one.call(PeerRef::from_bits(0), two.own(), (1, 1), 0).unwrap();
-        while two.heard() == 0 {
-            assert!(one.next_outcome(&watch).is_none());
-            two.hear(&its);
-        }
-        let call = two.next_call().unwrap();
-        assert_eq!(two.answer(PeerRef::from_bits(0), call, (1, 0, 0), &its), Ok(true));
-        let taken = testing::take_descriptors();
-        for _ in 0..10 {
-            assert!(one.next_outcome(&watch).is_none());
-        }
-        assert!(one.next_shortage().unwrap().contains("ulimit -n"));
-        assert!(!wait_ready(watch.as_fd(), libc::POLLIN, Instant::now()).unwrap(), "the process may sleep");
-        drop(taken);
-        let outcome = std::iter::repeat_with(|| one.next_outcome(&watch)).flatten().next().unwrap().1;
-        assert!(matches!(outcome, CallOutcome::Answered(_)), "{outcome:?}");
-    });
-}
-
-#[test]
-fn a_shortage_in_a_world_names_a_limit_that_suffices() {
-    let error = ShmError::system("a test", std::io::Error::from_raw_os_error(libc::EMFILE));
-    let mut shortage = Shortage::among(23);
-    shortage.record(&error);
-    let text = shortage.present().unwrap().to_owned();
-    let limit: u64 = text.split("(now ").nth(1).unwrap().split(')').next().unwrap().parse().unwrap();
-    assert!(text.ends_with(&format!(": {} suffice for 23 peers", limit + 3 * 23 + 16)), "{text}");
-    assert_eq!(shortage.next_report(), Some(text));
-}
-
-/// A refusal would end the peer for good.
-#[test]
-fn a_call_waits_or_is_closed_without_an_answer_while_the_callee_has_no_descriptors() {
-    const NAME: &str = concat!(
-        module_path!(),
-        "::a_call_waits_or_is_closed_without_an_answer_while_the_callee_has_no_descriptors"
-    );
-    in_another_process(NAME, || {
-        let ((one, _), (mut two, watch)) = (calls(1), calls(2));
-        // One whose segments find no room, and one for which there is no segment.
-        let (cut, link) = (dial(&two), one.ours.link(0).unwrap());
-        let _heard = send_call(&one, &two, |_| ());
-        while two.heard() == 0 || two.silent.is_empty() {
-            two.hear(&watch);
-        }
-        let call = two.next_call().unwrap();
-        let taken = testing::take_descriptors();
-        let packet = CallPacket { handshake: one.world.handshake(0, 0), address: *one.own(), calls: 1 };
-        cut.send(&packet.encode(), &one.ours.descriptors(&link), Instant::now()).unwrap();
-        two.hear(&watch);
-        assert_eq!((cut.has_disconnected(), two.heard()), (false, 0));
-        assert!(!wait_ready(watch.as_fd(), libc::POLLIN, Instant::now()).unwrap(), "the process may sleep");
-        let _rest = testing::take_descriptors();
-        assert_eq!(two.answer(PeerRef::from_bits(0), call, (1, 0, 0), &watch), Ok(false));
-        let report = two.next_shortage().unwrap();
-        assert!(report.contains("ulimit -n"), "{report}");
-        drop((taken, _rest));
-        while two.heard() == 0 {
-            two.hear(&watch);
-        }
-    });
-}
-
-/// Both processes of a pair may lack descriptors: then each gives up the other's call and makes one, for ever.
-#[test]
-fn a_shortage_that_lasts_ends_the_calls_of_both_sides_with_the_remedy() {
-    const NAME: &str =
-        concat!(module_path!(), "::a_shortage_that_lasts_ends_the_calls_of_both_sides_with_the_remedy");
-    in_another_process(NAME, || {
-        let ((one, _), (mut two, watch)) = (calls(1), calls(2));
-        let (limit, peer) = (two.limit(), PeerRef::from_bits(0));
-        let (cut, link) = (dial(&two), one.ours.link(0).unwrap());
-        let heard = send_call(&one, &two, |_| ());
-        while two.heard() == 0 || two.silent.is_empty() {
-            two.hear(&watch);
-        }
-        let call = two.next_call().unwrap();
-        let packet = CallPacket { handshake: one.world.handshake(0, 0), address: *one.own(), calls: 1 };
-        let _taken = testing::take_descriptors();
-        cut.send(&packet.encode(), &one.ours.descriptors(&link), Instant::now()).unwrap();
-        two.hear(&watch);
-        two.call(peer, one.own(), (1, 1), 0).unwrap();
-        assert!(two.next_outcome(&watch).is_none() && !cut.has_disconnected(), "it may pass");
-        two.shortage.expire(limit);
-        two.hear(&watch);
-        assert!(two.silent.is_empty() && refusal(&cut).contains("ulimit -n"));
-        let outcome = two.next_outcome(&watch).unwrap().1;
-        assert!(matches!(&outcome, CallOutcome::Refused(why) if why.contains("ulimit -n")), "{outcome:?}");
-        let why = two.answer(peer, call, (1, 0, 0), &watch).unwrap_err();
-        assert!(why.contains("ulimit -n") && refusal(&heard).contains("ulimit -n"), "{why}");
-    });
-}
-
-#[test]
-fn a_connection_that_is_made_ends_a_shortage() {
-    let error = ShmError::system("a test", std::io::Error::from_raw_os_error(libc::EMFILE));
-    let mut shortage = Shortage::among(1);
-    shortage.record(&error);
-    shortage.expire(PATIENCE);
-    assert!(shortage.lasting(PATIENCE).is_some() && shortage.lasting(3 * PATIENCE).is_none());
-    shortage.end();
-    assert_eq!((shortage.present(), shortage.lasting(Duration::ZERO)), (None, None));
-    shortage.record(&error);
-    assert_eq!(shortage.lasting(PATIENCE), None);
-}
-
-#[test]
-fn a_caller_that_never_confirms_is_given_up() {
-    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
-    let peer = PeerRef::from_bits(0);
-    for confirm in [&b"something else"[..], b""] {
+fn a_caller_that_says_something_else_or_goes_is_forgotten() {
+    for says in [&b"something else"[..], b""] {
+        let (one, mut two) = (CallingProcess::new(), CallingProcess::new());
         let caller = send_call(&one, &two, |_| ());
-        while two.heard() == 0 {
-            two.hear(&watch);
+        while two.answered() == 0 {
+            two.attend();
         }
-        let call = two.next_call().unwrap();
-        two.answer(peer, call, (1, 0, 0), &watch).unwrap();
-        assert!(two.next_confirmed(&watch).is_none() && two.is_busy());
-        if confirm.is_empty() {
+        assert!(two.outcome().is_none() && two.calls.is_busy());
+        if says.is_empty() {
             drop(caller);
         } else {
-            caller.send(confirm, &[], Instant::now()).unwrap();
+            caller.send(says, &[], Instant::now()).unwrap();
         }
-        let ended = std::iter::repeat_with(|| two.next_confirmed(&watch)).flatten().next().unwrap();
-        assert!(ended.0 == peer && ended.1.is_err() && two.answered.is_empty());
+        let undone = until_outcome(&mut [&mut two]);
+        assert!(matches!(&undone, CallOutcome::Undone(why) if why.is_empty()), "{undone:?}");
+        assert_eq!((two.answered(), two.calls.links.links()), (0, 0));
     }
 }
 
 #[test]
 fn an_answer_of_another_process_than_the_one_called_is_refused() {
-    let ((mut one, watch), (two, _)) = (calls(1), calls(2));
-    let peer = PeerRef::from_bits(0);
-    one.call(peer, two.own(), (1, 1), 0).unwrap();
-    assert!(one.next_outcome(&watch).is_none());
-    let connection = two.listener.accept(Instant::now() + PATIENCE).unwrap();
-    // It answers with the address of a third one.
-    let (three, _) = calls(3);
-    let packet = CallPacket { handshake: three.world.handshake(0, 0), address: *three.own(), calls: 0 };
-    let link = three.ours.link(0).unwrap();
-    connection.send(&packet.encode(), &three.ours.descriptors(&link), Instant::now()).unwrap();
-    let (_, outcome) = std::iter::repeat_with(|| one.next_outcome(&watch)).flatten().next().unwrap();
-    assert!(matches!(&outcome, CallOutcome::Refused(why) if why.contains("another address")), "{outcome:?}");
+    let (mut one, mut two, three) = (CallingProcess::new(), CallingProcess::new(), CallingProcess::new());
+    one.speak(&two);
+    one.attend();
+    let connection = two.calls.listener.accept(Instant::now() + PATIENCE).unwrap();
+    let mut bytes = [0; MOST_LINK_BYTES];
+    let (len, _) = connection.recv(&mut bytes, MOST_DESCRIPTORS, Instant::now() + PATIENCE).unwrap();
+    let call = LinkMessage::decode(&bytes[..len], LINK_VERSION).unwrap();
+    let LinkBody::Call(LinkCall { proof, .. }) = call.body else { panic!("{call:?}") };
+    let answer = nemesia_core::link::wire::LinkAnswer {
+        calls: 0,
+        incarnation: 0,
+        number: 0,
+        packet_bytes: 4096,
+        word: 0,
+        chosen: 1,
+        offers: LinkOffers::new(&[], 0, false).unwrap(),
+        proof: Proof::default(),
+    };
+    let header = LinkHeader { to: call.header.from, from: 7, ..call.header };
+    let mut message = LinkMessage { header, body: LinkBody::Answer(answer) }.encode();
+    let key = LinkKey::of(three.calls.own(), None);
+    message.seal(&key.answer_proof(&proof, message.get()));
+    connection.send(message.get(), &[], Instant::now()).unwrap();
+    let ended = until_outcome(&mut [&mut one]);
+    let words = "not by the process with the address that was called";
+    assert!(
+        matches!(&ended, CallOutcome::Ended(LinkEnding::Refused(_), why) if why.contains(words)),
+        "{ended:?}"
+    );
+    two.attend();
 }
 
 #[test]
 fn calls_to_nobody_end_at_once() {
-    let ((mut one, watch), (two, _)) = (calls(1), calls(2));
-    let (address, peer) = (*two.own(), PeerRef::from_bits(0));
+    let (mut one, two) = (CallingProcess::new(), CallingProcess::new());
+    one.speak(&two);
     drop(two);
-    one.call(peer, &address, (1, 1), 0).unwrap();
-    assert!(matches!(one.next_outcome(&watch), Some((_, CallOutcome::Gone))));
+    one.attend();
+    assert!(matches!(one.outcome(), Some(CallOutcome::Ended(LinkEnding::Died, _))));
 }
 
 #[test]
-fn a_peer_that_calls_again_and_again_keeps_one_place_among_the_parked() {
-    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
-    let peer = PeerRef::from_bits(0);
+fn a_peer_that_calls_again_and_again_has_one_place() {
+    let (one, mut two) = (CallingProcess::new(), CallingProcess::new());
+    let mut callers = Vec::new();
     for number in 1..20 {
-        let _caller = send_call(&one, &two, |call| call.calls = number);
-        while two.heard() == 0 {
-            two.hear(&watch);
+        callers.push(send_call(&one, &two, |said| said.call = number));
+        let heard = two.terms.numbers;
+        while two.terms.numbers == heard {
+            two.attend();
         }
-        let call = two.next_call().unwrap();
-        two.park(peer, call);
     }
-    assert_eq!(two.parked.len(), 1);
+    assert_eq!((two.answered(), two.calls.links.links(), two.undecided()), (1, 1, 1));
+    assert_eq!(two.calls.desk.carriers.len(), 1);
 }
 
 #[test]
 fn a_process_that_leaves_is_heard_and_another_cannot_say_so_for_it() {
-    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
+    let mut one = CallingProcess::new();
+    let other = CallingProcess::new();
+    let mut two = CallingProcess::of(&[*one.calls.own(), *other.calls.own()]);
     let until = Instant::now() + PATIENCE;
-    let mut bytes = *one.own().bytes();
-    bytes[4..8].copy_from_slice(&1_u32.to_le_bytes());
-    let forged = LeavePacket { address: PeerAddress::from_bytes(bytes), departure: Departure::Finished };
+    // The kernel names another process than the address of this one.
+    let claimed = address::decode(other.calls.own()).unwrap();
+    let forged = LinkProcess::alone(LinkAddress { pid: 1, ..claimed });
+    let lent = (vec![Slot::default()], vec![List::new()], vec![Slot::default()], Vec::new());
+    let mut forged =
+        Links::<GrowingLinks>::new(forged, LinkLimits::new(PATIENCE), lent, [random().unwrap(); 2]);
+    forged.close(LeaveManner::Closed);
     let forger = dial(&two);
-    forger.send(&forged.encode(), &[], until).unwrap();
-    one.announce_leave(two.own(), Departure::Dropped, until);
+    forger.send(forged.departure(two.calls.own()).get(), &[], until).unwrap();
+    one.calls.send_goodbyes(false, &one.terms.watch);
+    one.calls.announce_leave(two.calls.own(), until);
+    let address = *one.calls.own();
     // The announcement is there although its sender has gone; nothing is lost if it is read late.
     drop(one);
     let mut left = Vec::new();
-    while left.is_empty() || two.is_busy() {
-        two.hear(&watch);
-        left.extend(std::iter::from_fn(|| two.next_leaver()));
+    while left.is_empty() || two.calls.is_busy() {
+        two.attend();
+        left.extend(std::iter::from_fn(|| two.calls.next_outcome()));
         assert!(Instant::now() < until + PATIENCE);
     }
     assert_eq!(left.len(), 1);
-    assert_eq!(left[0].1, Departure::Dropped);
+    assert_eq!(left[0].0, address);
+    assert!(matches!(left[0].1, CallOutcome::Ended(LinkEnding::Dropped, _)), "{left:?}");
     assert!(forger.has_disconnected());
 }
 
-/// Lets `one` call `two`, which answers.
-fn answered(one: &mut Calls, two: &mut Calls, watches: [&Watch; 2]) -> PeerRef {
-    let peer = PeerRef::from_bits(0);
-    one.call(peer, two.own(), (1, 1), 0).unwrap();
-    while two.heard() == 0 {
-        assert!(one.next_outcome(watches[0]).is_none());
-        two.hear(watches[1]);
+#[test]
+fn the_call_of_a_process_that_leaves_is_over() {
+    for finished in [true, false] {
+        let (mut one, mut two) = (CallingProcess::new(), CallingProcess::new());
+        answer(&mut one, &mut two);
+        one.calls.send_goodbyes(finished, &one.terms.watch);
+        let undone = until_outcome(&mut [&mut two]);
+        assert!(matches!(&undone, CallOutcome::Undone(why) if why.is_empty()), "{undone:?}");
     }
-    let call = two.next_call().unwrap();
-    assert_eq!(two.answer(peer, call, (1, 0, 0), watches[1]), Ok(true));
-    peer
-}
-
-fn outcome(calls: &mut Calls, watch: &Watch) -> CallOutcome {
-    std::iter::repeat_with(|| calls.next_outcome(watch)).flatten().next().unwrap().1
 }
 
 #[test]
 fn a_caller_that_lives_may_confirm_at_any_time() {
-    let ((mut one, watch), (mut two, its)) = (calls(1), calls(2));
-    let peer = answered(&mut one, &mut two, [&watch, &its]);
-    two.expire();
-    assert!(two.next_confirmed(&its).is_none() && !two.is_busy() && !two.is_full());
-    let CallOutcome::Answered(answer) = outcome(&mut one, &watch) else { panic!("no answer") };
-    answer.confirm().unwrap();
-    assert!(matches!(two.next_confirmed(&its), Some((it, Ok(_))) if it == peer));
-    assert!(two.give_up_one(&its).is_none(), "it is not among the answered any more");
+    let (mut one, mut two) = (CallingProcess::new(), CallingProcess::new());
+    answer(&mut one, &mut two);
+    two.calls.expire();
+    two.attend();
+    assert!(two.outcome().is_none() && !two.calls.is_busy() && two.answered() == 1);
+    for opened in [until_outcome(&mut [&mut one]), until_outcome(&mut [&mut two])] {
+        assert!(matches!(opened, CallOutcome::Opened(_)), "{opened:?}");
+    }
+    assert!(!two.calls.give_up_one(&two.terms.watch), "it is not among the answered any more");
 }
 
 #[test]
 fn a_call_that_was_given_up_is_made_once_more_and_is_no_death() {
-    let ((mut one, watch), (mut two, its)) = (calls(1), calls(2));
-    let peer = answered(&mut one, &mut two, [&watch, &its]);
-    assert_eq!(two.give_up_one(&its), None, "it has time left");
-    two.expire();
-    assert_eq!((two.give_up_one(&its), two.give_up_one(&its)), (Some(peer), None));
-    // The answer is there, but has no meaning any more.
-    let CallOutcome::Answered(answer) = outcome(&mut one, &watch) else { panic!("no answer") };
-    assert!(matches!(answer.confirm(), Err(CallOutcome::Again(1))));
-    one.call(peer, two.own(), (1, 2), 1).unwrap();
-    while two.heard() == 0 {
-        assert!(one.next_outcome(&watch).is_none());
-        two.hear(&its);
+    let (mut one, mut two) = (CallingProcess::new(), CallingProcess::new());
+    answer(&mut one, &mut two);
+    assert!(!two.calls.give_up_one(&two.terms.watch), "it has time left");
+    two.calls.expire();
+    assert!(two.calls.give_up_one(&two.terms.watch) && !two.calls.give_up_one(&two.terms.watch));
+    assert!(matches!(two.outcome(), Some(CallOutcome::Undone(_))));
+    // The answer is there, but has no meaning any more: the caller calls again.
+    for process in [&mut one, &mut two] {
+        process.attend();
+        assert!(process.outcome().is_none());
     }
-    let again = two.next_call().unwrap();
-    assert_eq!(again.number, 2);
-    // A call that is closed without an answer is made again, too; but not for ever.
-    drop(again);
-    assert!(matches!(outcome(&mut one, &watch), CallOutcome::Again(2)));
-    one.call(peer, two.own(), (1, 3), 15).unwrap();
-    while two.next_call().is_none() {
-        assert!(one.next_outcome(&watch).is_none());
-        two.hear(&its);
+    let opened = until_outcome(&mut [&mut one, &mut two]);
+    assert!(matches!(opened, CallOutcome::Opened(_)), "{opened:?}");
+}
+
+#[test]
+fn a_call_that_is_refused_for_now_is_made_until_the_limit_and_ends_with_the_reason() {
+    let (mut one, mut two) = (CallingProcess::new(), CallingProcess::new());
+    two.terms.refusal = Some(("there is no number".into(), true));
+    one.speak(&two);
+    while two.terms.numbers < 4 {
+        one.attend();
+        two.attend();
+        assert!(one.outcome().is_none());
     }
-    let last = outcome(&mut one, &watch);
-    assert!(matches!(&last, CallOutcome::Refused(why) if why.contains("given up 16 calls")), "{last:?}");
+    one.calls.start -= Duration::from_secs(one.world.config.timeout_seconds.into());
+    let ended = until_outcome(&mut [&mut one, &mut two]);
+    let is_full = |end| matches!(end, LinkEnding::Refused(nemesia_core::link::wire::RefusalCode::Full));
+    assert!(matches!(&ended, CallOutcome::Ended(end, _) if is_full(*end)), "{ended:?}");
 }
 
 #[test]
 fn a_caller_that_confirms_is_not_given_up() {
-    let ((mut one, watch), (mut two, its)) = (calls(1), calls(2));
-    let peer = answered(&mut one, &mut two, [&watch, &its]);
-    let CallOutcome::Answered(answer) = outcome(&mut one, &watch) else { panic!("no answer") };
-    answer.confirm().unwrap();
-    two.expire();
-    assert!(matches!(two.next_confirmed(&its), Some((it, Ok(_))) if it == peer));
+    let (mut one, mut two) = (CallingProcess::new(), CallingProcess::new());
+    answer(&mut one, &mut two);
+    assert!(matches!(until_outcome(&mut [&mut one]), CallOutcome::Opened(_)));
+    two.calls.expire();
+    assert!(matches!(until_outcome(&mut [&mut two]), CallOutcome::Opened(_)));
 }
 
 /// Strangers that have an answer each and never confirm it do not keep others from calling.
 #[test]
 fn callers_that_never_confirm_give_their_places_to_others() {
-    let ((one, _), (mut two, watch)) = (calls(1), calls(2));
-    let silent: Vec<_> = (0..MOST_CALLERS).map(|_| send_call(&one, &two, |_| ())).collect();
-    for number in 0..MOST_CALLERS {
-        while two.heard() == 0 {
-            two.hear(&watch);
+    let (one, mut two) = (CallingProcess::new(), CallingProcess::new());
+    let most = LinkLimits::new(PATIENCE).most_undecided;
+    let mut silent = Vec::new();
+    for number in 0..most {
+        let caller = CallingProcess::new();
+        silent.push(send_call(&caller, &two, |_| ()));
+        while two.answered() <= number as usize {
+            two.attend();
         }
-        let call = two.next_call().unwrap();
-        let (peer, number) = (PeerRef::from_bits((number as u64) << 32), number as u32 % 8);
-        assert_eq!(two.answer(peer, call, (number, 0, 0), &watch), Ok(true));
     }
-    let _other = send_call(&one, &two, |call| call.calls = 9);
-    two.hear(&watch);
-    assert!(two.heard() == 0 && two.is_full() && two.give_up_one(&watch).is_none());
-    two.expire();
-    assert!(two.give_up_one(&watch).is_some() && !two.is_full());
-    while two.heard() == 0 {
-        two.hear(&watch);
+    let other = send_call(&one, &two, |_| ());
+    while !other.has_disconnected() {
+        two.attend();
     }
-    assert_eq!(two.next_call().unwrap().number, 9);
-    drop(silent);
+    assert!(refusal(&other).contains("too many calls"));
+    two.calls.expire();
+    let _other = send_call(&one, &two, |said| said.call = 2);
+    let link = |two: &CallingProcess| two.calls.links.find(one.calls.own(), ENGINE.0, ENGINE.1);
+    while link(&two).is_none() {
+        two.attend();
+    }
+    assert_eq!((two.answered(), two.undecided()), (most as usize, most));
 }

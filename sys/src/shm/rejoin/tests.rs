@@ -21,6 +21,7 @@ fn world(rank: u32, incarnation: u64) -> ShmWorld {
         rank,
         size: SIZE,
         epoch: 7,
+        token: nemesia_core::link::token::LinkToken::from_bytes([7; 16]),
         expedited: true,
         cpus: [1; 8],
         stamp: 0,

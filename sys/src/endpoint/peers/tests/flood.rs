@@ -80,7 +80,7 @@ fn a_flood_of_half_open_calls_keeps_no_peer_of_the_machine_out() {
         }
         connection
     };
-    let count = |peers: &PeerTable| peers.calls.callers();
+    let count = |peers: &PeerTable| peers.calls().unwrap().callers();
     flooded((alone, HERE), flood, count);
 }
 

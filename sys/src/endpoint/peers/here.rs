@@ -1,0 +1,182 @@
+//! Calls inside the machine: what the table of peers decides about them, and what becomes of them.
+
+use nemesia_core::engine::Failure;
+use nemesia_core::link::machine::terms::LinkEnding;
+use nemesia_core::peers::{CallRefusal, PeerAddress, PeerEnd, PeerRef, PeerStage};
+
+use super::end_of;
+use super::table::PeerTable;
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::os::Watch;
+use crate::shm::{CallOutcome, CallTerms, Calls};
+
+impl PeerTable {
+    /// Calls `work` with the calls of this machine, and the table without them.
+    pub(super) fn with_calls<R>(&mut self, work: impl FnOnce(&mut Self, &mut Calls) -> R) -> Option<R> {
+        let mut calls = self.calls.take()?;
+        let done = work(self, &mut calls);
+        self.calls = Some(calls);
+        Some(done)
+    }
+
+    /// Returns the calls of this machine, unless they make progress.
+    pub(in crate::endpoint) fn calls(&self) -> Option<&Calls> {
+        self.calls.as_deref()
+    }
+
+    /// As [`PeerTable::calls`], to be changed.
+    #[cfg(test)]
+    pub(super) fn calls_mut(&mut self) -> Option<&mut Calls> {
+        self.calls.as_deref_mut()
+    }
+
+    /// Calls a peer of this machine.
+    pub(super) fn call_here(
+        &mut self,
+        peer: PeerRef,
+        address: &PeerAddress,
+        rank: u32,
+        endpoint: &Endpoint,
+    ) -> Result<(), Error> {
+        let of_world = self.is_rank(peer).then_some(rank);
+        let Some(calls) = &mut self.calls else { return Ok(()) };
+        let spoken = calls.speak(address, of_world, rank, &endpoint.waiter.watch);
+        spoken.map_err(|error| Error::Address { problem: error.to_string() })
+    }
+
+    /// Packets wait for a peer with which a call is under way.
+    pub(super) fn want(&mut self, peer: PeerRef, rank: u32, endpoint: &Endpoint) -> Result<(), Error> {
+        let address = *self.table.address_of(peer)?;
+        match self.place_across(peer, &address) {
+            Some(_) => Ok(()),
+            None => self.call_here(peer, &address, rank, endpoint),
+        }
+    }
+
+    /// Makes progress on calls inside the machine. Returns whether anything has changed.
+    pub(super) fn attend_here(&mut self, endpoint: &mut Endpoint) -> bool {
+        self.with_calls(|peers, calls| {
+            let is_late = calls.has_late_answer();
+            let mut terms = PeerTerms { peers, endpoint, is_late, is_full: false };
+            calls.attend(&mut terms);
+            if terms.is_full {
+                calls.give_up_one(&endpoint.waiter.watch);
+            }
+            endpoint.warn_of_shortage(|_| calls.next_shortage());
+        });
+        self.conclude_all(endpoint)
+    }
+
+    /// Processes what has become of calls. Returns whether there was one.
+    pub(super) fn conclude_all(&mut self, endpoint: &mut Endpoint) -> bool {
+        let mut changed = false;
+        while let Some((address, outcome)) = self.calls.as_mut().and_then(|calls| calls.next_outcome()) {
+            changed = true;
+            match self.table.peer_by(&address) {
+                Some(peer) => self.conclude(peer, outcome, endpoint),
+                // It was released meanwhile.
+                None => _ = self.with_calls(|_, calls| calls.end(&address, &endpoint.waiter.watch)),
+            }
+        }
+        changed
+    }
+
+    /// Processes what has become of a call.
+    fn conclude(&mut self, peer: PeerRef, outcome: CallOutcome, endpoint: &mut Endpoint) {
+        match outcome {
+            CallOutcome::Opened(joining) => {
+                if self.table.opened(peer).is_some() {
+                    self.enter(peer, *joining, endpoint);
+                }
+            }
+            CallOutcome::Undone(problem) => {
+                if !problem.is_empty() {
+                    self.blame(peer, &problem, endpoint);
+                }
+                self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+            }
+            CallOutcome::Ended(ending, problem) => {
+                if !problem.is_empty() {
+                    self.blame(peer, &problem, endpoint);
+                }
+                let failure = failure_by(ending);
+                if self.table.stage(peer) == Ok(PeerStage::Apart) {
+                    // A rank that was never met. Others announce nothing.
+                    if self.is_rank(peer) {
+                        endpoint.engine.fail(self.rank(peer.index()), failure);
+                    }
+                    return;
+                }
+                self.end(peer, end_of(failure), failure, endpoint);
+            }
+        }
+    }
+}
+
+/// What this process decides about the authors of calls.
+struct PeerTerms<'a> {
+    peers: &'a mut PeerTable,
+    endpoint: &'a mut Endpoint,
+    /// Calls that were answered long ago can be given up.
+    is_late: bool,
+    /// A caller was refused for now, because there is no number for it.
+    is_full: bool,
+}
+
+impl CallTerms for PeerTerms<'_> {
+    fn watch(&self) -> &Watch {
+        &self.endpoint.waiter.watch
+    }
+
+    fn decide(&mut self, caller: &PeerAddress) -> Result<(u32, u64), (String, bool)> {
+        let Self { peers, endpoint, is_late, .. } = self;
+        if let Some(problem) = peers.refusal_of(caller, false) {
+            return Err((problem.into(), false));
+        }
+        peers.make_place();
+        let places = peers.table.len();
+        let admitted = match peers.table.admit(caller) {
+            Err(CallRefusal::Full) if peers.take_back_left(endpoint) => peers.table.admit(caller),
+            admitted => admitted,
+        };
+        let (peer, number) = admitted.map_err(|refusal| {
+            let is_full = *is_late && refusal == CallRefusal::Full;
+            self.is_full |= is_full;
+            (refusal.to_string(), is_full || refusal == CallRefusal::Connected)
+        })?;
+        if peers.table.len() > places {
+            peers.strangers.push(peer);
+        }
+        let rank = peers.rank(number);
+        if let Err(error) = peers.begin(peer, rank, endpoint) {
+            let problem = error.to_string();
+            peers.blame(peer, &format!("its call was refused: {problem}"), endpoint);
+            peers.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
+            return Err((problem, false));
+        }
+        Ok((rank, endpoint.engine.granted(rank)))
+    }
+
+    fn hear_from(&mut self, peer: &PeerAddress) {
+        // The end of the former connection is seen as any other is: its last messages come first.
+        if let Some(peer) = self.peers.table.peer_by(peer)
+            && let Ok(PeerStage::Connected(number)) = self.peers.table.stage(peer)
+        {
+            let rank = self.peers.rank(number) as usize;
+            if let Some(departure) = self.endpoint.waiter.watch.look_at(rank) {
+                self.endpoint.leaving.push((rank, departure, 0));
+            }
+        }
+    }
+}
+
+/// Returns the failure of the operations with a peer whose call has ended so.
+const fn failure_by(ending: LinkEnding) -> Failure {
+    match ending {
+        LinkEnding::Died | LinkEnding::Lost => Failure::Died,
+        LinkEnding::Left | LinkEnding::Disconnected => Failure::Finished,
+        LinkEnding::Dropped => Failure::Dropped,
+        LinkEnding::Refused(_) | LinkEnding::Unreachable => Failure::Unreachable,
+    }
+}
