@@ -67,11 +67,11 @@ pub(super) struct HonestExchange {
     rank: usize,
 }
 
-/// Returns what a hostile rank has published instead of this value of rank 1. The places of two ranks differ in the
-/// random number that a process draws, which is behind the host.
+/// Returns what a hostile rank has published instead of this value of rank 1. The cards of two ranks differ in the
+/// token that a process draws, which is behind the host.
 fn of_hostile(value: &str, rank: &str) -> String {
     match value.split_once('/').and_then(|(host, rest)| Some((host, rest.split_once('.')?.1))) {
-        Some((host, rest)) => format!("{host}/{rank}.{rest}"),
+        Some((host, rest)) => format!("{host}/{rank:0>32}.{rest}"),
         None => value.to_owned(),
     }
 }
