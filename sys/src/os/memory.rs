@@ -173,7 +173,7 @@ impl RemoteMemory {
     /// Looks whether these parts of the memory, and the stamp if it is needed too, can be used without waiting.
     fn look(
         &mut self,
-        parts: impl Iterator<Item = (u64, usize)>,
+        parts: impl Iterator<Item = (u64, usize)> + Clone,
         with_stamp: bool,
         use_: PageUse,
     ) -> Result<(), CopyError> {
