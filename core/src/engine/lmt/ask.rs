@@ -18,8 +18,8 @@
 use crate::selector::run::Run;
 use crate::selector::{AdaptiveSelector, RunAmount, TrialBudget};
 
-/// The smallest message, in bytes, that is announced although it fits a packet: copies of a smaller one take less time
-/// than a question.
+/// The smallest message, in bytes, that may be announced for its speed: the copies of a smaller one take less time than
+/// a question.
 pub(in crate::engine) const LEAST_ASKED: usize = 1 << SMALLEST;
 /// The size classes of messages: powers of two from 16 KiB to below 512 KiB.
 const CLASSES: usize = 5;

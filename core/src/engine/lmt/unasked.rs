@@ -52,26 +52,26 @@ impl<P: Port, S: Storage> Engine<P, S> {
         }
         may && self.has_credit(to, cost(RTS_BYTES + IMMEDIATE_BYTES + len))
             && !self.is_mappable(to, message)
-            && !self.asks(to, len)
+            && !self.asks_first(to, len)
     }
 
-    /// Sender: returns whether a message of one packet is to be announced instead ([`Engine::asks`]). What the settings
-    /// prefer to send at once is not.
+    /// Sender: returns whether a message that may leave at once is to be announced, because that was learned to be
+    /// faster.
     #[inline(always)]
     pub(in crate::engine) fn asks_first(&mut self, to: PeerId, len: usize) -> bool {
-        self.is_learned(len) && self.asks(to, len)
+        self.is_learned(len) && self.has_learned_to_ask(to, len)
     }
 
+    /// Returns whether the sender learns how messages of this length leave. What the settings prefer to send at once
+    /// is never announced for its speed.
     #[inline(always)]
     const fn is_learned(&self, len: usize) -> bool {
         len >= LEAST_ASKED && len > self.eager_bytes
     }
 
-    /// Sender: returns whether a message that may leave unasked is to be announced, because that was learned to be
-    /// faster. Without a pull the question has no use.
-    #[cold]
+    /// As [`Engine::asks_first`], for a length that is learned. Without a pull the question has no use.
     #[inline(never)]
-    fn asks(&mut self, to: PeerId, len: usize) -> bool {
+    fn has_learned_to_ask(&mut self, to: PeerId, len: usize) -> bool {
         if !self.port.can_get(to) {
             return false;
         }
