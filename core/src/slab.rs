@@ -87,6 +87,18 @@ impl<T, B: BorrowMut<[Slot<T>]>> Slab<T, B> {
         self.slots.extend(core::iter::repeat_with(Slot::default).take(count));
     }
 
+    /// Makes sure that at least `count` slots are free. If there are fewer, the number of slots in use may double.
+    pub fn make_free(&mut self, count: usize)
+    where
+        T: Default,
+        B: Extend<Slot<T>>,
+    {
+        let lacking = (self.used + count).saturating_sub(self.capacity());
+        if lacking > 0 {
+            self.grow(lacking.max(self.used));
+        }
+    }
+
     /// Returns the number of slots in use.
     pub const fn used(&self) -> usize {
         self.used

@@ -107,7 +107,7 @@ impl PageTable {
         parts: impl Iterator<Item = (u64, usize)> + Clone,
         use_: PageUse,
     ) -> io::Result<bool> {
-        // A page between two parts need not be there, and nobody touches it.
+        // No process may ever touch the pages between two parts. If one of them is absent, the parts alone count.
         Ok(self.has_near(parts.clone(), NEAR, use_)? || self.has_near(parts, 0, use_)?)
     }
 

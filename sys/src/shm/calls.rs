@@ -164,8 +164,7 @@ impl Calls {
     /// Returns the number of connections of others whose calls have not come, and its limit.
     #[cfg(test)]
     pub(crate) fn callers(&self) -> (usize, usize) {
-        let most = LinkLimits::new(Duration::ZERO).most_unproved;
-        (self.links.unproved()[0] as usize, most as usize)
+        (self.links.unproved()[0] as usize, self.links.limits().most_unproved as usize)
     }
 
     /// Checks an address that another process has given. Returns where to call the process, if it runs on another
@@ -199,7 +198,7 @@ impl Calls {
     fn expects_soon(&self, link: LinkRef, parts: &CallParts) -> bool {
         match self.links.stage(link) {
             LinkStage::Calling | LinkStage::Proving | LinkStage::Confirmed => true,
-            LinkStage::Answered => self.now() < parts.since + LinkLimits::new(Duration::ZERO).held,
+            LinkStage::Answered => self.now() < parts.since + self.links.limits().held,
             _ => false,
         }
     }

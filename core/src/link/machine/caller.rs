@@ -292,13 +292,6 @@ impl<S: LinkStorage> Links<S> {
     fn confirm<O: LinkOwner>(&mut self, index: u32, result: PathResult, now: Duration, owner: &mut O) {
         let (chosen, reason) = match result {
             PathResult::Up(chosen, reason) => (chosen, reason),
-            PathResult::Failed(refusal) if refusal.is_passing => {
-                // This process lacks something now. The peer frees what it has made.
-                let message = Self::refusal(self.header(index), &refusal);
-                self.send(index, &message, owner);
-                self.links.get_mut(index).is_short = true;
-                return self.retry(index, now, owner);
-            }
             PathResult::Failed(refusal) => return self.refuse_answer(index, &refusal, now, owner),
             PathResult::Pending => return,
         };
@@ -325,7 +318,8 @@ impl<S: LinkStorage> Links<S> {
         owner.report(self.reference(index), LinkEvent::Opened);
     }
 
-    /// Refuses an answer for good, so that the peer frees what it has made, too.
+    /// Refuses an answer, so that the peer frees what it has made, too. After a passing refusal, for want of something
+    /// in this process, the peer is called again.
     fn refuse_answer<O: LinkOwner>(
         &mut self,
         index: u32,
@@ -335,6 +329,10 @@ impl<S: LinkStorage> Links<S> {
     ) {
         let message = Self::refusal(self.header(index), refusal);
         self.send(index, &message, owner);
+        if refusal.is_passing {
+            self.links.get_mut(index).is_short = true;
+            return self.retry(index, now, owner);
+        }
         self.end(index, (LinkEnding::Refused(refusal.code), refusal.words.get()), now, owner);
     }
 

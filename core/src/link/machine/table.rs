@@ -118,15 +118,13 @@ impl<S: LinkStorage> Links<S> {
         S::Links: Extend<Slot<LinkSlot>>,
         S::Carriers: Extend<Slot<CarrierSlot>>,
     {
-        let lacks = |used: usize, capacity: usize, free: usize| (used + free).saturating_sub(capacity);
-        match lacks(self.links.used(), self.links.capacity(), links) {
-            0 => {}
-            lacking => self.links.grow(lacking.max(self.links.used())),
-        }
-        match lacks(self.carriers.used(), self.carriers.capacity(), carriers) {
-            0 => {}
-            lacking => self.carriers.grow(lacking.max(self.carriers.used())),
-        }
+        self.links.make_free(links);
+        self.carriers.make_free(carriers);
+    }
+
+    /// Returns the limits of time and number.
+    pub const fn limits(&self) -> &LinkLimits {
+        &self.limits
     }
 
     /// Returns the number of links, those that have ended and were not freed included.

@@ -16,6 +16,9 @@ const RANKS: PeerId = 3;
 /// Messages from each rank to each other rank.
 const MESSAGES: u64 = if cfg!(debug_assertions) { 400 } else { 4000 };
 
+/// Cells of the smallest size of which copies are measured.
+const MEASURED: WorldShape = WorldShape { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) };
+
 /// A port that moves to another thread, or back.
 struct Moved<'a>(TestPort<'a>);
 
@@ -71,14 +74,13 @@ fn threads_exchange_through_tiny_structures() {
 /// Cells of which one in four is measured by both sides.
 #[test]
 fn threads_exchange_through_cells_whose_stores_they_learn() {
-    exchange_all(WorldShape { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) }, None);
+    exchange_all(MEASURED, None);
 }
 
 /// Lines of the next cell are write-prefetched while peers read other lines.
 #[test]
 fn threads_exchange_through_write_prefetched_cells() {
-    let geometry = WorldShape { cells: 32, cell_bytes: 4096, fastbox_slots: 64, ..tiny(RANKS) };
-    exchange_all(geometry, Some(Stores::Prefetched));
+    exchange_all(MEASURED, Some(Stores::Prefetched));
 }
 
 fn exchange_all(geometry: WorldShape, stores: Option<Stores>) {

@@ -160,16 +160,18 @@ impl CallDesk {
         self.shortage.lasting(limit).map(str::to_owned)
     }
 
-    fn offer(&self, credit: u64) -> LinkOffer {
+    /// Offers the segments of this process to a peer that it knows by `number`, with so much credit from the start.
+    fn introduce(&self, number: u32, credit: u64, offers: &mut OfferList) -> LinkIntroduction {
         let ShmWorld { geometry, expedited, cpus, stamp, .. } = *self.world;
         let Geometry { cells, cell_bytes, fastbox_slots } = geometry;
-        LinkOffer::Segments(SegmentsOffer {
+        offers.add(&LinkOffer::Segments(SegmentsOffer {
             geometry: [cells, cell_bytes, fastbox_slots],
             flags: if expedited { EXPEDITED } else { 0 },
             stamp,
             processors: cpus,
             credit,
-        })
+        }));
+        LinkIntroduction { number, packet_bytes: cell_bytes, word: 0, chosen: 0 }
     }
 
     /// Maps the segments that a peer offers, whose number for this process is in the same message.
@@ -207,9 +209,10 @@ impl CallDesk {
         JoiningProcess::new((&self.world.config, &self.ours), own, (&said, mapped), Arc::clone(connection))
     }
 
-    /// Records that something failed for a link. Returns the words, and whether it may succeed later.
-    fn judge(&mut self, link: LinkRef, unjoined: Unjoined) -> (String, bool) {
-        match unjoined {
+    /// Records that something failed for a link, and returns the refusal. If the same cannot succeed later, its words
+    /// behind `before` are the problem of the link.
+    fn judge(&mut self, link: LinkRef, unjoined: Unjoined, before: &str) -> LinkRefusal {
+        let (words, is_passing) = match unjoined {
             Unjoined::Problem(problem) => (problem, false),
             Unjoined::Shortage(error) => {
                 self.shortage.record(&error);
@@ -218,7 +221,11 @@ impl CallDesk {
                 let is_passing = lasting.is_none();
                 (lasting.unwrap_or_else(|| error.to_string()), is_passing)
             }
+        };
+        if let Some(parts) = self.parts.get_mut(&link).filter(|_| !is_passing) {
+            parts.problem = Some(format!("{before}{words}"));
         }
+        refusal(if is_passing { RefusalCode::Full } else { RefusalCode::Shape }, &words, is_passing)
     }
 }
 
@@ -271,16 +278,16 @@ impl<T: CallTerms> CallOwner<'_, T> {
         link: LinkRef,
         carrier: CarrierRef,
         (peer, call, number): (&PeerAddress, &LinkCall<'_>, u32),
-    ) -> Result<JoiningProcess, (String, bool)> {
+    ) -> Result<JoiningProcess, LinkRefusal> {
         let own = self.desk.ours.link(number).map_err(Unjoined::from);
         let met = own.and_then(|own| self.desk.meet(own, carrier, (peer, call.number, call.offers)));
-        met.map_err(|unjoined| self.desk.judge(link, unjoined))
+        met.map_err(|unjoined| self.desk.judge(link, unjoined, "its call was refused: "))
     }
 }
 
 impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
     fn random(&mut self) -> u64 {
-        // Over hand-off nobody else sees the messages of a link, or can send some.
+        // The kernel shows the messages of a hand-off socket to its two ends only: no number has to be secret.
         random().map_or(0, u64::from_le_bytes)
     }
 
@@ -384,9 +391,7 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
         };
         self.bind(link, carrier);
         self.desk.parts.get_mut(&link)?.own = Some(own);
-        offers.add(&self.desk.offer(0));
-        let packet_bytes = self.desk.world.geometry.cell_bytes;
-        Some(LinkIntroduction { number, packet_bytes, word: 0, chosen: 0 })
+        Some(self.desk.introduce(number, 0, offers))
     }
 
     fn grant(
@@ -405,24 +410,13 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
         let parts = self.desk.parts.entry(link).or_insert_with(|| CallParts::new(*peer, number));
         (parts.number, parts.own, parts.since) = (number, None, self.now);
         self.bind(link, carrier);
-        let joining = match self.answer(link, carrier, (peer, call, number)) {
-            Ok(joining) => joining,
-            Err((words, is_passing)) => {
-                if let Some(parts) = self.desk.parts.get_mut(&link).filter(|_| !is_passing) {
-                    parts.problem = Some(format!("its call was refused: {words}"));
-                }
-                let code = if is_passing { RefusalCode::Full } else { RefusalCode::Shape };
-                return Err(refusal(code, &words, is_passing));
-            }
-        };
+        let joining = self.answer(link, carrier, (peer, call, number))?;
         // The caller may send as soon as it has confirmed.
         joining.grant(units);
         if let Some(parts) = self.desk.parts.get_mut(&link) {
             parts.joining = Some(joining);
         }
-        offers.add(&self.desk.offer(units));
-        let packet_bytes = self.desk.world.geometry.cell_bytes;
-        Ok(LinkIntroduction { number, packet_bytes, word: 0, chosen: SEGMENTS })
+        Ok(LinkIntroduction { chosen: SEGMENTS, ..self.desk.introduce(number, units, offers) })
     }
 
     fn join(&mut self, link: LinkRef, answer: &LinkAnswer<'_>) -> PathResult {
@@ -445,15 +439,7 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
                 }
                 PathResult::Up(SEGMENTS, "")
             }
-            Err(unjoined) => {
-                let (words, is_passing) = self.desk.judge(link, unjoined);
-                let code = if is_passing { RefusalCode::Full } else { RefusalCode::Shape };
-                let failed = PathResult::Failed(refusal(code, &words, is_passing));
-                if let Some(parts) = self.desk.parts.get_mut(&link).filter(|_| !is_passing) {
-                    parts.problem = Some(words);
-                }
-                failed
-            }
+            Err(unjoined) => PathResult::Failed(self.desk.judge(link, unjoined, "")),
         }
     }
 
