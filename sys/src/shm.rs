@@ -1,7 +1,6 @@
 //! The shared-memory transport on Linux: its segments are laid out, exchanged, validated and made into a port.
 
 mod address;
-mod arrivals;
 mod calls;
 mod connect;
 mod extent;
@@ -49,7 +48,7 @@ use lent::LentRanges;
 use regions::MappedRegions;
 
 pub(crate) use calls::{CallOutcome, CallTerms, Calls, failure_of};
-pub(crate) use connect::RankProcess;
+pub(crate) use connect::{ConnectTime, RankProcess};
 pub(crate) use joining::JoiningProcess;
 pub(crate) use lent::{LentRange, Loan};
 pub(crate) use oversubscription::load_beside;
@@ -57,7 +56,6 @@ pub(crate) use regions::{PeerRegion, share_of, window_of};
 pub(crate) use rejoin::{RejoinAnswer, RejoinListener};
 use segments::OwnSegments;
 pub(crate) use segments::Unjoined;
-use views::NewLink;
 pub(crate) use views::OwnSleep;
 
 /// The port over mapped segments.
@@ -81,15 +79,11 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Makes the services for these peers, of which each has its memory and its connection.
-    fn new(
-        config: &Config,
-        (memories, connections): (Vec<Option<RemoteMemory>>, Vec<Weak<HandoffConnection>>),
-        mappings: views::Mappings,
-    ) -> Self {
+    /// Makes the services for so many processes, none of which is connected.
+    fn new(config: &Config, places: usize, mappings: views::Mappings) -> Self {
         Self {
-            memories,
-            connections,
+            memories: (0..places).map(|_| None).collect(),
+            connections: (0..places).map(|_| Weak::new()).collect(),
             lent: LentRanges::default(),
             regions: MappedRegions::new(config.segments.backing),
             non_temporal_bytes: config.non_temporal_from(),
@@ -251,15 +245,15 @@ pub(crate) struct Attached {
     pub(crate) gone: Vec<usize>,
     /// The ranks on other machines. Their port is not connected yet.
     pub(crate) remote: RemoteRanks,
-    /// How this process and others call each other, if it takes calls.
-    pub(crate) calls: Option<Calls>,
-    /// The ranks, with their addresses, if this process takes calls. If they connect on demand, none is connected yet.
+    /// How this process and others call each other, and when the ranks connect, if it takes calls.
+    pub(crate) calls: Option<(Calls, ConnectTime)>,
+    /// The ranks, with their addresses, if this process takes calls. None is connected yet.
     pub(crate) ranks: Vec<RankProcess>,
     /// The process to which these objects belong.
     pub(crate) origin: Arc<ProcessOrigin>,
 }
 
-/// Makes our segments, exchanges them with every other process of the world, and builds the port.
+/// Makes our segments, finds the other processes of the world, and builds the port. No peer is connected yet.
 pub(crate) fn attach(
     config: &Config,
     exchange: &mut dyn Exchange,
@@ -295,21 +289,14 @@ pub(crate) fn attach(
         sealed: ours.own.write_sealed(),
     });
     let met = connect::connect(Arc::clone(&world), (&ours, &origin), exchange)?;
-    let connect::ShmMeeting { mut peers, watch, rejoin, gone, remote, calls, ranks } = met;
-    let expedited = all_expedited(&world, (&peers, &ranks), &mut warnings)?;
+    let connect::ShmMeeting { watch, rejoin, gone, remote, calls, ranks } = met;
+    let expedited = all_expedited(&world, &ranks, &mut warnings)?;
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
-    let load = load_by(&world, &peers, &ranks, &remote);
-    let connection = |peer: &Option<Peer>| peer.as_ref().map_or_else(Weak::new, |it| it.connection.clone());
-    let connections = peers.iter().map(connection).collect();
-    let readable = readable(config, &mut peers, &mut warnings)?;
-    let (memories, unreadable): (Vec<_>, Vec<_>) = readable.into_iter().map(split).unzip();
-    let met = peers.iter().zip(unreadable).map(|(peer, why)| Some(self::met(peer.as_ref()?, why)));
-    let facts = Facts { expedited, met: met.collect(), remote: Vec::new(), unused: Vec::new() };
-    let kernel = |mappings| Kernel::new(config, (memories, connections), mappings);
-    let mut port = views::port(port_config(config, fences), &ours, kernel, &origin)?;
-    for peer in peers.into_iter().flatten() {
-        NewLink::new(&ours, peer.link, peer.segments)?.open(&mut port);
-    }
+    let load = load_by(&world, &ranks, &remote);
+    let met = (0..size).map(|_| None).collect();
+    let facts = Facts { expedited, met, remote: Vec::new(), unused: Vec::new() };
+    let kernel = |mappings| Kernel::new(config, size as usize, mappings);
+    let port = views::port(port_config(config, fences), &ours, kernel, &origin)?;
     let sleep = OwnSleep::new(&ours)?;
     Ok(Attached {
         port,
@@ -342,37 +329,20 @@ fn port_config(config: &Config, fences: FenceMode) -> PortConfig {
 }
 
 /// Returns whether all processes have registered for `membarrier`, as far as is known. Others are named in a warning.
-fn all_expedited(
-    world: &ShmWorld,
-    (peers, ranks): (&[Option<Peer>], &[RankProcess]),
-    warnings: &mut Vec<String>,
-) -> Result<bool, Error> {
-    let is_without = |rank: &usize| match (&peers[*rank], ranks.get(*rank)) {
-        (Some(peer), _) => !peer.expedited,
-        (None, Some(process)) => !process.expedited && !process.is_remote,
-        (None, None) => false,
-    };
-    let preference = fenced_by((0..peers.len()).filter(is_without));
+fn all_expedited(world: &ShmWorld, ranks: &[RankProcess], warnings: &mut Vec<String>) -> Result<bool, Error> {
+    let is_without = |rank: &usize| !ranks[*rank].expedited && !ranks[*rank].is_remote;
+    let preference = fenced_by((0..ranks.len()).filter(is_without));
     let all = preference.is_none();
     preference.map_or(Ok(()), |preference| world.config.give_up(preference, warnings))?;
     Ok(world.expedited && all)
 }
 
 /// Returns how the processes of the world share our processors.
-fn load_by(
-    world: &ShmWorld,
-    peers: &[Option<Peer>],
-    ranks: &[RankProcess],
-    remote: &RemoteRanks,
-) -> Oversubscription {
-    let pid = |peer: &Peer| peer.connection.upgrade().map_or(0, |connection| connection.peer().pid);
-    let of = |rank: usize| match (&peers[rank], ranks.get(rank)) {
-        (Some(peer), _) => (peer.cpus, pid(peer)),
-        (None, Some(process)) => (process.cpus, process.pid),
-        // The best guess for ranks of which nothing is known is that they may run on our processors.
-        (None, None) => (world.cpus, 0),
-    };
-    let others = (0..peers.len()).filter(|rank| *rank != world.rank as usize && !remote.contains(*rank));
+fn load_by(world: &ShmWorld, ranks: &[RankProcess], remote: &RemoteRanks) -> Oversubscription {
+    // The best guess for ranks of which nothing is known is that they may run on our processors.
+    let of = |rank: usize| ranks.get(rank).map_or((world.cpus, 0), |process| (process.cpus, process.pid));
+    let others =
+        (0..world.size as usize).filter(|rank| *rank != world.rank as usize && !remote.contains(*rank));
     oversubscription::load(world.cpus, &others.map(of).collect::<Vec<_>>())
 }
 
@@ -386,14 +356,6 @@ fn sizes(config: &Config, processes: u32) -> Result<Geometry, Error> {
     Ok(config.geometry()?)
 }
 
-/// Splits a result into a memory, or the reason why it cannot be read.
-fn split<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
-    match result {
-        Ok(value) => (Some(value), None),
-        Err(error) => (None, Some(error)),
-    }
-}
-
 /// Requests the optional features from the kernel, and records those that are refused as warnings.
 fn ask_for_all(config: &Config, origin: &ProcessOrigin, warnings: &mut Vec<String>) -> Result<(), Error> {
     if !origin.is_known() {
@@ -403,31 +365,6 @@ fn ask_for_all(config: &Config, origin: &ProcessOrigin, warnings: &mut Vec<Strin
         config.give_up("NEMESIA_PTRACER=1: the kernel refuses it".into(), warnings)?;
     }
     Ok(())
-}
-
-/// Returns the memory of each peer that the kernel lets us read, or the reason for the refusal.
-fn readable(
-    config: &Config,
-    peers: &mut [Option<Peer>],
-    warnings: &mut Vec<String>,
-) -> Result<Vec<Result<RemoteMemory, String>>, Error> {
-    let mut readable = Vec::with_capacity(peers.len());
-    for (rank, peer) in peers.iter_mut().enumerate() {
-        let Some(peer) = peer.as_mut().filter(|_| config.single_copy != SingleCopy::Off) else {
-            readable.push(Err(OFF.to_owned()));
-            continue;
-        };
-        let memory = readable_one(config, peer);
-        if let Err(problem) = &memory {
-            let problem = format!("no single copy through the kernel: {problem}");
-            if config.single_copy == SingleCopy::Require {
-                return Err(Error::Peer { rank, problem });
-            }
-            warnings.push(format!("rank {rank}: {problem}"));
-        }
-        readable.push(memory);
-    }
-    Ok(readable)
 }
 
 /// Returns the memory of one peer if the kernel lets us read it, or the reason for the refusal.

@@ -42,7 +42,7 @@ use crate::explain::Verdict;
 use crate::opening;
 use crate::os::{ProcessOrigin, Watch};
 use crate::route;
-use crate::shm::{self, Attached, Calls};
+use crate::shm::{self, Attached, Calls, ConnectTime};
 use crate::transport::hosts::RemoteRanks;
 use crate::transport::net::{NetCalls, NetPort};
 
@@ -134,7 +134,7 @@ impl Endpoint {
         if endpoint.size() == 1 {
             // The only rank has not listened for others so far.
             let (calls, across) = endpoint.listen()?;
-            let table = PeerTable::of_world((calls, across), (0, false), &[], config)?;
+            let table = PeerTable::of_world((calls, across), 0, &[], config)?;
             endpoint.peers = Some(Box::new(table));
         }
         Ok(endpoint)
@@ -159,24 +159,22 @@ impl Endpoint {
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
         let attached = shm::attach(config, exchange, ranks)?;
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: more, stamp, .. } = attached;
-        let on_demand = facts.met.iter().all(Option::is_none);
         let mut remote = attached.remote;
         let mut across = remote.demand.as_mut().and_then(|demand| demand.calls.take());
-        if let (Some(across), Some(calls)) = (&mut across, &attached.calls) {
+        let time = attached.calls.as_ref().map(|(_, time)| *time);
+        if let (Some(across), Some((calls, _))) = (&mut across, &attached.calls) {
             across.begin(calls.own(), &watch)?;
         }
-        let of_world =
-            |calls| PeerTable::of_world((calls, across), (ranks.0, on_demand), &attached.ranks, config);
+        let of_world = |(calls, _)| PeerTable::of_world((calls, across), ranks.0, &attached.ranks, config);
         let peers = attached.calls.map(of_world).transpose()?;
         warnings.extend(more);
         // The only rank of a world has further peers as an endpoint that opens alone.
         let is_alone = growing.is_some() || size == 1;
         let remote = (remote, exchange.incarnation(), is_alone);
         let net = join_network(config, remote, &attached.origin, (&mut facts, &mut watch, &mut warnings))?;
-        attached.rejoin.join(exchange, net.as_ref().and_then(NetPort::address))?;
+        let net_address = net.as_ref().and_then(NetPort::address);
         let port = ports::join(port, net, &facts.remote);
-        let is_unmet = peers.as_ref().is_some_and(|peers| peers.on_demand);
-        let engine = start(config, port, (rank, size), (growing, is_unmet), (units, stored));
+        let engine = start(config, port, (rank, size), (growing, time.is_some()), (units, stored));
         let engine = engine.map_err(crate::ConfigError::from)?;
         let waiter = Waiter::new(config, load, sleep, watch, fence);
         let mut endpoint = Self {
@@ -208,6 +206,11 @@ impl Endpoint {
         };
         endpoint.incarnations[rank] = endpoint.rejoin.incarnation();
         endpoint.begin_without(&attached.gone);
+        if let Some(ConnectTime::Start { goes_on }) = time {
+            endpoint.connect_all()?;
+            endpoint.peers = endpoint.peers.take().filter(|_| goes_on);
+        }
+        endpoint.rejoin.join(exchange, net_address)?;
         endpoint.report_routes();
         Ok(endpoint)
     }
@@ -302,6 +305,15 @@ impl Endpoint {
 }
 
 impl Endpoint {
+    /// Connects with all ranks. Those on other machines were connected before the engine was started.
+    fn connect_all(&mut self) -> Result<(), Error> {
+        let remote = (0..).zip(&self.facts.remote).filter(|(_, transport)| transport.is_some());
+        for (rank, _) in remote {
+            self.engine.meet_paid(rank).map_err(Error::Unpaid)?;
+        }
+        self.connect_ranks()
+    }
+
     /// Reports how each rank is reached, and all warnings, to the subscribers of `tracing` (feature `tracing`); and
     /// prints it if the configuration asks for it.
     fn report_routes(&self) {

@@ -8,6 +8,7 @@
 //! | `peers/here.rs` | what is decided about calls inside the machine |
 //! | `peers/across.rs` | the same between machines |
 //! | `peers/members.rs` | groups of peers in an order |
+//! | `peers/start.rs` | the start of a world whose ranks all connect then |
 //! | `peers/bound.rs` | the connections with the members of a group during a collective call |
 //! | `peers/meeting.rs` | two groups that meet |
 
@@ -17,6 +18,7 @@ mod bound;
 mod here;
 mod meeting;
 mod members;
+mod start;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -70,7 +70,7 @@ impl HandoffListener {
     }
 
     /// As [`HandoffListener::bind`], under this name of 32 lower-case hexadecimal digits.
-    pub(crate) fn bind_as(name: String) -> Result<Self, ShmError> {
+    pub fn bind_as(name: String) -> Result<Self, ShmError> {
         let fd = socket(libc::SOCK_NONBLOCK)?;
         let (address, len) = address(&name);
         // SAFETY: the address outlives the call and has the length announced.

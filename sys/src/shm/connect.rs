@@ -1,58 +1,58 @@
-//! Connects every process with every other of its machine, once; or prepares that they connect on demand.
+//! Finds out where the processes of a world run, and prepares that those of one machine connect.
 //!
 //! Each process listens on a socket in the abstract namespace (which leaves no name behind) and publishes its address
-//! through the launcher. It connects to every lower rank and sends its handshake, then answers every higher rank, then
-//! reads the answers: so no step waits for a process that waits for it. The connection then stays open, so that the
-//! kernel reports the peer's death. [`super::rejoin`] describes how a restarted process finds the others.
+//! through the launcher. Others call it there ([`super::calls`]): on demand, or all at the start. The connection then
+//! stays open, so that the kernel reports the peer's death. [`super::rejoin`] describes how a restarted process finds
+//! the others.
 
 mod card;
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::link::address::LinkAddress;
 use nemesia_core::peers::PeerAddress;
 
 use super::address;
-use super::arrivals::{Arrivals, refuse};
 use super::calls::Calls;
 use super::handshake::{self, Cpus};
-use super::peer::{Peer, ShmWorld, hear_by, map, patiently, shake_hands};
+use super::peer::{ShmWorld, patiently};
 use super::rejoin::RejoinListener;
 use super::segments::OwnSegments;
 use crate::bootstrap::Exchange;
 use crate::config::NetChoice;
 use crate::error::Error;
 use crate::events;
-use crate::opening::OpeningReport;
 use crate::os::{HandoffConnection, HandoffListener, ProcessOrigin, ShmError, Watch, limits};
 use crate::transport::hosts::{self, DemandRanks, HostAddress, MemberAddress, OUTSIDE, RemoteRanks};
 use crate::transport::net::{NetPort, RemoteMember};
 use card::ProcessCard;
 
-/// The interval between liveness checks of the ranks that have not connected yet.
-const PROBE_EVERY: Duration = Duration::from_millis(200);
-/// Ranks with equal places must reach each other.
-const UNREACHED: &str = "nothing listens at its socket: it has ended, or runs in a copy of this machine; for copies \
-                         set NEMESIA_LOCAL=off";
+/// When the ranks of a machine connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConnectTime {
+    /// When one first names the other.
+    OnDemand,
+    /// Before the endpoint is open.
+    Start {
+        /// The endpoint then goes on to take calls, of further peers.
+        goes_on: bool,
+    },
+}
 
-/// A lower rank of this machine, and a connection to its hand-over socket.
-type CalledRank = (usize, HandoffConnection);
-
-/// The result of connecting with all ranks.
+/// What is known of the ranks, none of which is connected.
 pub(super) struct ShmMeeting {
-    /// One element per rank, `None` for this process and for ranks that are not connected.
-    pub(super) peers: Vec<Option<Peer>>,
     pub(super) watch: Watch,
     pub(super) rejoin: RejoinListener,
     /// The ranks that had left before this process joined.
     pub(super) gone: Vec<usize>,
     /// The ranks on other machines.
     pub(super) remote: RemoteRanks,
-    /// How this process and others call each other, if it takes calls.
-    pub(super) calls: Option<Calls>,
+    /// How this process and others call each other, and when the ranks connect. `None` if this is the only rank, or
+    /// was restarted.
+    pub(super) calls: Option<(Calls, ConnectTime)>,
     /// What each rank has published, if this process takes calls.
     pub(super) ranks: Vec<RankProcess>,
 }
@@ -68,7 +68,7 @@ pub(crate) struct RankProcess {
     pub(crate) is_remote: bool,
 }
 
-/// Connects with every rank. If this process was restarted, sends connection requests to every rank.
+/// Exchanges what the ranks publish. If this process was restarted, sends connection requests to every rank.
 pub(super) fn connect(
     world: Arc<ShmWorld>,
     (ours, origin): (&Arc<OwnSegments>, &Arc<ProcessOrigin>),
@@ -81,79 +81,50 @@ pub(super) fn connect(
         return Ok(single(world, ours, watch));
     }
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
-    let listener = world.bind()?;
     if exchange.incarnation() > 0 {
+        let listener = HandoffListener::bind()?;
         return come_back(world, (ours, origin), exchange, (listener, watch), deadline);
     }
+    let listener = world.bind()?;
     let cards = cards(&world, &listener, exchange)?;
     let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
     let on_demand = cards.iter().all(|card| card.on_demand);
     let place = world.address(&listener);
-    let address_at = |remote| address::with_remote(place, remote).encode();
-    let address_at: &dyn Fn(SocketAddr) -> PeerAddress = &address_at;
-    if hosts::are_together(&hosts) && on_demand {
-        let remote = if cards.iter().all(|card| card.has_key) {
-            reach_others(&world, exchange, (&hosts, address_at), origin)?
-        } else {
-            RemoteRanks { warnings: unreached_outside(&world, &cards)?, ..RemoteRanks::default() }
-        };
-        let place = at_place(&world, place, &remote);
-        return apart(world, ours, (&cards, remote), (listener, place), watch);
-    }
-    limits::require_peers(size - 1)?;
-    let address_at = Some(address_at).filter(|_| on_demand);
-    let (called, mut remote) = find_remote(&world, exchange, (&hosts, address_at), origin, deadline)?;
-    if hosts::are_together(&hosts) {
-        remote.warnings = unreached_outside(&world, &cards)?;
-    }
-    if let Some(demand) = &remote.demand {
-        // The connections have shown that the ranks are on this machine, and are not used.
-        drop(called);
-        check_places(&remote, demand)?;
-        let place = at_place(&world, place, &remote);
-        return apart(world, ours, (&cards, remote), (listener, place), watch);
-    }
-    let listening = (&hosts[..], &listener, &mut watch);
-    let peers = meet(&world, ours, (called, &remote), listening, deadline)?;
-    let (mut calls, mut ranks) = (None, Vec::new());
-    let listener = if exchange.restarts() {
-        watch.attend(listener.as_fd())?;
-        Some(listener)
-    } else {
-        if hosts::are_together(&hosts) {
-            // Other processes call where the ranks have called.
-            ranks = self::ranks(&world, &cards, &remote)?;
-            let place = (listener, place);
-            calls = Some(Calls::listen_as(Arc::clone(&world), Arc::clone(ours), place, &[], &mut watch)?);
-        }
-        None
+    let remote = find_remote(&world, exchange, (&cards, &hosts, on_demand), place, origin, deadline)?;
+    let is_together = hosts::are_together(&hosts);
+    let time = match on_demand && (is_together || remote.demand.is_some()) {
+        true => ConnectTime::OnDemand,
+        false => ConnectTime::Start { goes_on: is_together && !exchange.restarts() },
     };
-    let rejoin = RejoinListener::new(world, Arc::clone(ours), listener, &remote);
-    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls, ranks })
+    if time != ConnectTime::OnDemand {
+        limits::require_peers(size - 1)?;
+    }
+    let ranks = ranks(&world, &cards, &remote)?;
+    let addresses: Vec<_> = ranks.iter().map(|rank| rank.address).collect();
+    let place = (listener, at_place(&world, place, &remote));
+    let calls = Calls::listen_as(Arc::clone(&world), Arc::clone(ours), place, &addresses, &mut watch)?;
+    let rejoin = rejoin_listener(world, ours, &remote, exchange.restarts(), &watch)?;
+    Ok(ShmMeeting { watch, rejoin, gone: Vec::new(), remote, calls: Some((calls, time)), ranks })
+}
+
+/// Listens for restarted processes, if the launcher restarts ranks.
+fn rejoin_listener(
+    world: Arc<ShmWorld>,
+    ours: &Arc<OwnSegments>,
+    remote: &RemoteRanks,
+    restarts: bool,
+    watch: &Watch,
+) -> Result<RejoinListener, Error> {
+    let listener = if restarts { Some(HandoffListener::bind()?) } else { None };
+    listener.as_ref().map_or(Ok(()), |listener| watch.attend(listener.as_fd()))?;
+    Ok(RejoinListener::new(world, Arc::clone(ours), listener, remote))
 }
 
 /// Begins as the only rank.
 fn single(world: Arc<ShmWorld>, ours: &Arc<OwnSegments>, watch: Watch) -> ShmMeeting {
     let remote = RemoteRanks::default();
     let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
-    let (gone, calls, ranks) = (Vec::new(), None, Vec::new());
-    ShmMeeting { peers: vec![None], watch, rejoin, gone, remote, calls, ranks }
-}
-
-/// Begins without a connection, and listens for calls as the process with this address.
-fn apart(
-    world: Arc<ShmWorld>,
-    ours: &Arc<OwnSegments>,
-    (cards, remote): (&[ProcessCard], RemoteRanks),
-    place: (HandoffListener, LinkAddress),
-    mut watch: Watch,
-) -> Result<ShmMeeting, Error> {
-    let ranks = ranks(&world, cards, &remote)?;
-    let addresses: Vec<_> = ranks.iter().map(|rank| rank.address).collect();
-    let calls = Calls::listen_as(Arc::clone(&world), Arc::clone(ours), place, &addresses, &mut watch)?;
-    let peers = (0..world.size).map(|_| None).collect();
-    let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
-    Ok(ShmMeeting { peers, watch, rejoin, gone: Vec::new(), remote, calls: Some(calls), ranks })
+    ShmMeeting { watch, rejoin, gone: Vec::new(), remote, calls: None, ranks: Vec::new() }
 }
 
 /// Returns the place of this process, with that at which it takes calls of other machines if it does.
@@ -205,34 +176,35 @@ fn ranks(world: &ShmWorld, cards: &[ProcessCard], remote: &RemoteRanks) -> Resul
     ranks.collect()
 }
 
-/// Connects to the lower ranks of this machine, and finds out which ranks run on other machines. If the ranks connect
-/// on demand, `address_at` returns the address of this process if it takes calls at a place.
+/// Finds out which ranks run on other machines, and opens the port to them. If all ranks run on this one, begins to
+/// reach further peers on others, if all have a key for that and connect on demand.
 fn find_remote(
     world: &ShmWorld,
     exchange: &mut dyn Exchange,
-    (hosts, address_at): (&[HostAddress], Option<&dyn Fn(SocketAddr) -> PeerAddress>),
+    (cards, hosts, on_demand): (&[ProcessCard], &[HostAddress], bool),
+    place: LinkAddress,
     origin: &Arc<ProcessOrigin>,
     deadline: Instant,
-) -> Result<(Vec<CalledRank>, RemoteRanks), Error> {
-    let me = world.rank as usize;
-    let together = hosts::are_together(hosts);
-    let (mut called, mut unreached) = (Vec::with_capacity(me), Vec::new());
-    for (rank, host) in hosts.iter().enumerate().take(me) {
-        if !hosts[me].may_share(host) {
-            continue;
+) -> Result<RemoteRanks, Error> {
+    let address_at = |remote| address::with_remote(place, remote).encode();
+    let address_at: &dyn Fn(SocketAddr) -> PeerAddress = &address_at;
+    if hosts::are_together(hosts) {
+        if on_demand && cards.iter().all(|card| card.has_key) {
+            return reach_others(world, exchange, (hosts, address_at), origin);
         }
-        match call(rank, host, deadline)? {
-            Some(connection) => called.push((rank, connection)),
-            None if together => return Err(Error::Peer { rank, problem: UNREACHED.into() }),
-            None => unreached.push(rank),
+        return Ok(RemoteRanks { warnings: unreached_outside(world, cards)?, ..RemoteRanks::default() });
+    }
+    let me = world.rank as usize;
+    let mut unreached = Vec::new();
+    for (rank, host) in hosts.iter().enumerate().take(me).filter(|(_, host)| hosts[me].may_share(host)) {
+        if !is_reached(rank, host, deadline)? {
+            unreached.push(rank);
         }
     }
-    let remote = if together {
-        RemoteRanks::default()
-    } else {
-        hosts::meet(&world.config, exchange, me, (hosts, unreached), address_at, origin)?
-    };
-    Ok((called, remote))
+    let address_at = Some(address_at).filter(|_| on_demand);
+    let remote = hosts::meet(&world.config, exchange, me, (hosts, unreached), address_at, origin)?;
+    remote.demand.as_ref().map_or(Ok(()), |demand| check_places(&remote, demand))?;
+    Ok(remote)
 }
 
 /// Begins to reach further peers on other machines, for a world whose ranks all run on this one. Collective.
@@ -265,49 +237,6 @@ fn unreached_outside(world: &ShmWorld, cards: &[ProcessCard]) -> Result<Vec<Stri
     };
     config.give_up(why, &mut warnings)?;
     Ok(warnings)
-}
-
-/// Connects with every rank of this machine, all of which have just been started. `called` are the connections to the
-/// lower ones.
-fn meet(
-    world: &ShmWorld,
-    ours: &OwnSegments,
-    (called, remote): (Vec<CalledRank>, &RemoteRanks),
-    (hosts, listener, watch): (&[HostAddress], &HandoffListener, &mut Watch),
-    deadline: Instant,
-) -> Result<Vec<Option<Peer>>, Error> {
-    let (size, me) = (world.size as usize, world.rank as usize);
-    let mut peers: Vec<Option<Peer>> = (0..size).map(|_| None).collect();
-    let mut awaited = Vec::with_capacity(called.len());
-    for (rank, connection) in called {
-        let link = patiently(deadline, || ours.link(rank as u32))?;
-        shake_hands(world, (ours, &link), &connection, 0, deadline)
-            .map_err(|error| Error::Peer { rank, problem: error.to_string() })?;
-        awaited.push((rank, link, connection));
-    }
-    let mut arrivals = Arrivals::new(size);
-    let mut report = OpeningReport::new(world.config.explain, (me, size));
-    for _ in (me + 1..size).filter(|rank| !remote.contains(*rank)) {
-        let sources = (listener, &mut arrivals, &mut report);
-        let (rank, mut peer, connection) = answer(world, ours, sources, (&peers, hosts, remote), deadline)?;
-        peer.connection = add(watch, rank, connection)?;
-        peers[rank] = Some(peer);
-    }
-    for (rank, mut link, connection) in awaited {
-        let problem = |problem| Error::Peer { rank, problem };
-        let (handshake, fds) = hear_by(&connection, deadline).map_err(problem)?;
-        link.close_descriptor();
-        if handshake.rank as usize != rank {
-            return Err(problem(format!("it claims to be rank {}", handshake.rank)));
-        }
-        handshake::compare((world.size, &world.geometry), &handshake).map_err(problem)?;
-        let mapped = patiently(deadline, || map(world, &connection, &handshake, &fds));
-        let mapped = mapped.map_err(|unjoined| problem(unjoined.to_string()))?;
-        let mut peer = mapped.admit(link, &handshake);
-        peer.connection = add(watch, rank, connection)?;
-        peers[rank] = Some(peer);
-    }
-    Ok(peers)
 }
 
 /// Connects this restarted process to the ranks that joined before it, without waiting for answers. Ranks that join
@@ -353,133 +282,20 @@ fn come_back(
             gone.push(rank);
         }
     }
-    let peers = (0..size).map(|_| None).collect();
-    Ok(ShmMeeting { peers, watch, rejoin, gone, remote, calls: None, ranks: Vec::new() })
+    Ok(ShmMeeting { watch, rejoin, gone, remote, calls: None, ranks: Vec::new() })
 }
 
 fn key(rank: usize) -> String {
     format!("nemesia-{rank}")
 }
 
-/// Connects to a lower rank. `None` if nothing listens there: it runs on another machine, or has ended.
-fn call(rank: usize, host: &HostAddress, deadline: Instant) -> Result<Option<HandoffConnection>, Error> {
+/// Returns whether the socket of a rank is reached: otherwise it runs on another machine, or has ended.
+fn is_reached(rank: usize, host: &HostAddress, deadline: Instant) -> Result<bool, Error> {
     let problem = |error: ShmError| Error::Peer { rank, problem: error.to_string() };
     match patiently(deadline, || Ok(HandoffConnection::connect(&host.name, deadline)?)) {
-        Ok(connection) => {
-            connection.require_same_user().map_err(problem)?;
-            Ok(Some(connection))
-        }
-        Err(Error::Shm(ShmError::NotListening { .. })) => Ok(None),
+        Ok(connection) => connection.require_same_user().map(|()| true).map_err(problem),
+        Err(Error::Shm(ShmError::NotListening { .. })) => Ok(false),
         Err(Error::Shm(error)) => Err(problem(error)),
         Err(error) => Err(error),
     }
-}
-
-/// Answers the next connection from an awaited rank. Other connections are refused, which is not an error of the world.
-fn answer(
-    world: &ShmWorld,
-    ours: &OwnSegments,
-    (listener, arrivals, report): (&HandoffListener, &mut Arrivals, &mut OpeningReport),
-    (peers, hosts, remote): (&[Option<Peer>], &[HostAddress], &RemoteRanks),
-    deadline: Instant,
-) -> Result<(usize, Peer, HandoffConnection), Error> {
-    let later = world.rank as usize + 1;
-    let is_awaited = |rank: usize, caller: &HandoffConnection| {
-        let is_missing = rank >= later && peers.get(rank).is_some_and(Option::is_none);
-        is_missing && !remote.contains(rank) && hosts[rank].is_genuine(caller)
-    };
-    let belongs = |caller: &HandoffConnection| (later..peers.len()).any(|rank| is_awaited(rank, caller));
-    let mut next_probe = Instant::now() + PROBE_EVERY;
-    loop {
-        arrivals.accept(listener, belongs);
-        let Some((connection, handshake, fds)) = arrivals.hear() else {
-            let now = Instant::now();
-            let problem = arrivals.problem();
-            // What does not pass will not be otherwise at the deadline.
-            if now >= deadline || problem.as_ref().is_some_and(|error| !error.is_shortage()) {
-                let late = || ShmError::TimedOut { doing: "waiting for a peer to connect" };
-                return Err(missing(world, peers, remote, &problem.unwrap_or_else(late)));
-            }
-            let is_missing = |rank: &usize| peers[*rank].is_none() && !remote.contains(*rank);
-            report.look(|| (later..peers.len()).filter(is_missing).collect());
-            if now >= next_probe {
-                probe(world, peers, hosts, remote)?;
-                next_probe = Instant::now() + PROBE_EVERY;
-            }
-            arrivals.wait(listener, deadline.min(next_probe));
-            continue;
-        };
-        let rank = handshake.rank as usize;
-        if handshake.incarnation != 0 || !is_awaited(rank, &connection) {
-            refuse(&connection, "this rank is not awaited here");
-            continue;
-        }
-        let link = patiently(deadline, || ours.link(handshake.rank))?;
-        let fits = handshake::compare((world.size, &world.geometry), &handshake);
-        let mapped = fits.and_then(|()| {
-            let mapped = patiently(deadline, || map(world, &connection, &handshake, &fds));
-            mapped.map_err(|unjoined| unjoined.to_string())
-        });
-        let admitted = mapped.and_then(|mapped| {
-            let mut peer = mapped.admit(link, &handshake);
-            let sent = shake_hands(world, (ours, &peer.link), &connection, 0, deadline);
-            sent.map_err(|error| error.to_string())?;
-            peer.link.close_descriptor();
-            Ok(peer)
-        });
-        return match admitted {
-            Ok(peer) => Ok((rank, peer, connection)),
-            Err(problem) => {
-                refuse(&connection, &problem);
-                Err(Error::Peer { rank, problem })
-            }
-        };
-    }
-}
-
-/// Checks that the ranks that have not connected yet still live: the kernel removes their listeners with them. A probe
-/// does not wait, and appears to them as an unauthenticated connection. A full queue of other connections proves that
-/// the listener exists.
-fn probe(
-    world: &ShmWorld,
-    peers: &[Option<Peer>],
-    hosts: &[HostAddress],
-    remote: &RemoteRanks,
-) -> Result<(), Error> {
-    let late = (0..peers.len()).filter(|rank| *rank > world.rank as usize && peers[*rank].is_none());
-    for rank in late.filter(|rank| !remote.contains(*rank)) {
-        let problem = |problem: String| Error::Peer { rank, problem };
-        let probed = match HandoffConnection::connect(&hosts[rank].name, Instant::now()) {
-            Err(ShmError::TimedOut { .. }) => Ok(()),
-            connection => connection.and_then(|connection| connection.require_same_user()),
-        };
-        probed.map_err(|error| problem(error.to_string()))?;
-    }
-    Ok(())
-}
-
-/// Names the ranks that have not connected.
-fn missing(
-    world: &ShmWorld,
-    peers: &[Option<Peer>],
-    remote: &RemoteRanks,
-    error: &dyn std::fmt::Display,
-) -> Error {
-    let absent =
-        |rank: &usize| *rank > world.rank as usize && peers[*rank].is_none() && !remote.contains(*rank);
-    let rank = (0..peers.len()).find(absent).unwrap_or(0);
-    let count = (0..peers.len()).filter(absent).count();
-    let problem = format!("it never connected ({count} ranks are missing): {error}; did it fail at start?");
-    Error::Peer { rank, problem }
-}
-
-fn add(
-    watch: &mut Watch,
-    rank: usize,
-    connection: HandoffConnection,
-) -> Result<Weak<HandoffConnection>, Error> {
-    let (pidfd, connection) = (connection.pidfd(), Arc::new(connection));
-    let weak = Arc::downgrade(&connection);
-    watch.add(rank, connection, pidfd)?;
-    Ok(weak)
 }

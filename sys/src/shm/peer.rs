@@ -1,7 +1,6 @@
 //! Handshakes on a connection, and the peer behind a valid one.
 
 use std::fmt;
-use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use nemesia_core::link::address::LinkAddress;
@@ -67,11 +66,8 @@ pub(super) struct Peer {
     /// Our segment for it.
     pub(super) link: OwnLink,
     pub(super) expedited: bool,
-    pub(super) cpus: Cpus,
     /// Its memory, if it can be identified.
     pub(super) memory: Option<RemoteMemory>,
-    /// Valid while the peer is connected.
-    pub(super) connection: Weak<HandoffConnection>,
 }
 
 /// What a process has sent to join, mapped in this process.
@@ -151,17 +147,6 @@ impl fmt::Display for Unheard {
     }
 }
 
-/// As [`hear_answer`], for a connection whose handshake must arrive by the deadline. Waits while descriptors lack.
-pub(super) fn hear_by(
-    connection: &HandoffConnection,
-    deadline: Instant,
-) -> Result<(ShmHandshake, Vec<ForeignFd>), String> {
-    let mut bytes = [0; handshake::MOST_BYTES];
-    let received = patiently(deadline, || connection.recv(&mut bytes, MOST_DESCRIPTORS, deadline));
-    let (len, fds) = received.map_err(|error| error.to_string())?;
-    Ok((ShmHandshake::decode(&bytes[..len])?, fds))
-}
-
 /// An error that may be a shortage of this process.
 pub(super) trait MayPass {
     /// Returns whether what failed may be repeated.
@@ -220,8 +205,8 @@ impl MappedPeer {
     /// Returns the peer, for which we have made this link segment.
     pub(super) fn admit(self, link: OwnLink, handshake: &ShmHandshake) -> Peer {
         let Self { segments, memory } = self;
-        let ShmHandshake { expedited, cpus, .. } = *handshake;
-        Peer { segments, link, expedited, cpus, memory, connection: Weak::new() }
+        let ShmHandshake { expedited, .. } = *handshake;
+        Peer { segments, link, expedited, memory }
     }
 }
 

@@ -1,20 +1,30 @@
-//! `impostor KIND`: a process that takes part in the bootstrap and sends the handshake of
-//! `sys/src/shm/connect.rs` and `handshake.rs`, except for one deviation. Every byte here is written by hand,
-//! from the specification.
+//! `impostor KIND`: a process that takes part in the bootstrap and calls rank 0, or answers rank 1, by the messages of
+//! `core/src/link/wire.rs`, except for one deviation. Its segments are written by hand, from the specification.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::{Bootstrap, Exchange};
 use nemesia::internals::os::{HandoffConnection, HandoffListener, Segment, SegmentOptions};
+use nemesia_core::link::address::{AddressKinds, LinkAddress};
+use nemesia_core::link::bytes::LinkBytes;
+use nemesia_core::link::offers::{LinkOffer, OfferList, SegmentsOffer};
+use nemesia_core::link::proof::{LinkKey, NO_CHALLENGE};
+use nemesia_core::link::token::LinkToken;
+use nemesia_core::link::wire::{
+    LINK_VERSION, LinkAnswer, LinkBody, LinkCall, LinkHeader, LinkMessage, LinkService, MaskedAddress,
+};
+use nemesia_core::peers::PeerAddress;
 use nemesia_core::shared::layout::Geometry;
+use nemesia_core::wire::hello::Proof;
 
 use super::{Fault, Outcome, broken, ensure, tell};
 
 /// The geometry of the default configuration.
 const GEOMETRY: Geometry = Geometry { cells: 64, cell_bytes: 33 << 10, fastbox_slots: 128 };
 pub(super) const VERSION: u32 = nemesia_core::wire::LAYOUT_VERSION;
-const EPOCH: u64 = 0x1234_5678_9abc_def0;
+/// The number of a link, and of a call.
+const NUMBER: u64 = 0x1234_5678_9abc_def0;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;
@@ -27,20 +37,29 @@ pub(super) fn run(kind: &str) -> Outcome {
     }
     let failed = |error: &dyn std::fmt::Display| Fault::Broken(error.to_string());
     let mut exchange = Bootstrap::from_env().map_err(|error| failed(&error))?;
-    let listener = HandoffListener::bind().map_err(|error| failed(&error))?;
+    let token = LinkToken::from_bytes(std::array::from_fn(|at| at as u8 ^ std::process::id() as u8));
+    let listener = HandoffListener::bind_as(socket(&token)).map_err(|error| failed(&error))?;
     let (rank, deadline) = (exchange.rank(), Instant::now() + PATIENCE);
-    let address = address(kind, &listener.name());
-    exchange.put(&format!("nemesia-{rank}"), &address).map_err(|error| failed(&error))?;
+    let card = card(kind, &listener.name(), &token);
+    exchange.put(&format!("nemesia-{rank}"), &card).map_err(|error| failed(&error))?;
     exchange.barrier().map_err(|error| failed(&error))?;
     let theirs = exchange.get(&format!("nemesia-{}", 1 - rank)).map_err(|error| failed(&error))?;
     if !kind.starts_with("address") {
-        let name = theirs.split('.').nth(3).unwrap_or_default();
-        let connection =
-            if rank == 0 { listener.accept(deadline) } else { HandoffConnection::connect(name, deadline) };
+        let theirs = address(&theirs).ok_or_else(|| Fault::Broken("no card".into()))?;
+        let own = address(&card).ok_or_else(|| Fault::Broken("no card".into()))?;
+        let connection = match rank {
+            0 => listener.accept(deadline),
+            _ => HandoffConnection::connect(&socket(&theirs.token), deadline),
+        };
         let connection = connection.map_err(|error| failed(&error))?;
-        // The called side sends its handshake first, unless it refuses the caller at once.
-        if rank == 1 || connection.recv(&mut [0; 256], 4, deadline).is_ok() {
-            answer(kind, rank as u32, &connection, deadline)?;
+        if rank == 1 {
+            say(kind, (&own, 0), &connection, &call(kind, &own, &theirs.encode()), deadline)?;
+        } else {
+            let mut bytes = [0; 512];
+            // A caller that sees who is called may say nothing.
+            if let Ok((len, _)) = connection.recv(&mut bytes, 4, deadline) {
+                say(kind, (&own, 1), &connection, &answer(kind, &own.encode(), &bytes[..len])?, deadline)?;
+            }
         }
         if kind == "closes" {
             return Ok(());
@@ -57,10 +76,10 @@ fn listen(connection: &HandoffConnection, deadline: Instant) -> Outcome {
     let mut words = [0; 512];
     loop {
         match connection.recv(&mut words, 4, deadline) {
-            Ok((len, _)) if words.starts_with(b"NEMESIAX") => {
-                tell(&format!("refused: {}", String::from_utf8_lossy(&words[8..len])))?;
-            }
-            Ok(_) => tell("handshake-done")?,
+            Ok((len, _)) => match LinkMessage::decode(&words[..len], LINK_VERSION).map(|it| it.body) {
+                Ok(LinkBody::Refuse(refuse)) => tell(&format!("refused: {}", refuse.text.get()))?,
+                _ => tell("answered")?,
+            },
             Err(nemesia::internals::os::ShmError::TimedOut { .. }) => {
                 return broken("the other neither answers nor ends");
             }
@@ -69,14 +88,39 @@ fn listen(connection: &HandoffConnection, deadline: Instant) -> Outcome {
     }
 }
 
-fn address(kind: &str, name: &str) -> String {
+/// Returns the name of the hand-over socket of the process with this token.
+fn socket(token: &LinkToken) -> String {
+    format!("{:032x}", u128::from_be_bytes(token.hand_off_name()))
+}
+
+/// Returns the address of the process that has published this card.
+fn address(card: &str) -> Option<LinkAddress> {
+    let (host, facts) = card.split_once('/')?;
+    let [_, machine, network, _, space, pid] = host.split('.').collect::<Vec<_>>().try_into().ok()?;
+    let token = u128::from_str_radix(facts.split('.').next()?, 16).ok()?;
+    let network: u32 = network.parse().ok()?;
+    Some(LinkAddress {
+        kinds: AddressKinds::default(),
+        port: 0,
+        pid: pid.parse().ok()?,
+        token: LinkToken::from_bytes(token.to_be_bytes()),
+        machine: u64::from_str_radix(machine.get(..16)?, 16).ok()?
+            ^ u64::from(network).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        space: space.parse().ok()?,
+        datagrams: (0, 0, 0),
+        place: [0; 16],
+    })
+}
+
+fn card(kind: &str, name: &str, token: &LinkToken) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let machine: String = boot.chars().filter(char::is_ascii_hexdigit).collect();
     let link = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let network: String = link.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
     // It wants all connections at the start.
     let Geometry { cells, cell_bytes, fastbox_slots } = GEOMETRY;
-    let facts = format!("{EPOCH:032x}.{cells}.{cell_bytes}.{fastbox_slots}.0.1");
+    let token = u128::from_be_bytes(*token.bytes());
+    let facts = format!("{token:032x}.{cells}.{cell_bytes}.{fastbox_slots}.0.1");
     match kind {
         "address-version" => format!("{}.{machine}.{network}.{name}.0.0/{facts}", VERSION + 1),
         "address-machine" => {
@@ -89,48 +133,107 @@ fn address(kind: &str, name: &str) -> String {
     }
 }
 
-fn handshake(kind: &str, rank: u32) -> Vec<u8> {
+fn header(kind: &str, to: u64) -> LinkHeader {
+    let version = LINK_VERSION + u8::from(kind == "message-version");
+    LinkHeader { version, service: LinkService::Engine, to, from: NUMBER }
+}
+
+fn offers(kind: &str) -> OfferList {
     let Geometry { mut cells, cell_bytes, fastbox_slots } = GEOMETRY;
-    let mut number = 1 - rank;
-    let (mut version, mut says) = (VERSION, rank);
-    match kind {
-        "handshake-version" => version += 1,
-        "handshake-rank" => says += 7,
-        "handshake-cells" => cells /= 2,
-        "handshake-number" => number = 4096,
-        _ => {}
+    if kind == "message-cells" {
+        cells /= 2;
     }
-    let mut bytes = b"NEMESIA1".to_vec();
-    bytes.extend(version.to_le_bytes());
-    bytes.extend(says.to_le_bytes());
-    bytes.extend(EPOCH.to_le_bytes());
-    // A world of two.
-    for field in [2, number, cells, cell_bytes, fastbox_slots, 0] {
-        bytes.extend(field.to_le_bytes());
-    }
-    // The processors on which it may run: the first one.
-    bytes.extend(1u64.to_le_bytes());
-    bytes.extend([0; 56]);
-    // Its memory cannot be read; it is a first process and has taken part in no agreement.
-    bytes.extend([0; 24]);
+    let geometry = [cells, cell_bytes, fastbox_slots];
+    let processors = [1, 0, 0, 0, 0, 0, 0, 0];
+    let mut offers = OfferList::EMPTY;
+    // Its memory cannot be read.
+    offers.add(&LinkOffer::Segments(SegmentsOffer { geometry, flags: 0, stamp: 0, processors, credit: 0 }));
+    offers
+}
+
+/// Returns the number by which it knows the other.
+fn number(kind: &str, right: u32) -> u32 {
+    if kind == "message-number" { 4096 } else { right }
+}
+
+/// Returns the message as it is sent.
+fn deviating(kind: &str, message: &LinkBytes) -> Vec<u8> {
+    let mut bytes = message.get().to_vec();
     match kind {
-        "handshake-garbage" => b"GET / HTTP/1.1".to_vec(),
-        "handshake-short" => bytes[..20].to_vec(),
-        "handshake-long" => vec![b'N'; 4000],
+        "message-garbage" => b"GET / HTTP/1.1".to_vec(),
+        "message-short" => bytes[..20].to_vec(),
+        "message-long" => vec![b'N'; 4000],
+        "message-proof" => {
+            *bytes.last_mut().unwrap_or(&mut 0) ^= 1;
+            bytes
+        }
         _ => bytes,
     }
 }
 
-/// Sends the handshake with descriptors that pretend to be segments.
-fn answer(kind: &str, rank: u32, connection: &HandoffConnection, deadline: Instant) -> Outcome {
+fn call(kind: &str, own: &LinkAddress, theirs: &PeerAddress) -> Vec<u8> {
+    let key = LinkKey::of(theirs, None);
+    let offers = offers(kind);
+    let call = LinkCall {
+        call: NUMBER,
+        incarnation: 0,
+        number: number(kind, 0),
+        packet_bytes: GEOMETRY.cell_bytes,
+        challenge: 0,
+        // One more than its rank.
+        instance: if kind == "message-rank" { 9 } else { 2 },
+        nonce: NUMBER,
+        address: MaskedAddress(key.mask(Some(&NO_CHALLENGE), NUMBER, own.encode().bytes())),
+        offers: offers.get(true),
+        proof: Proof::default(),
+    };
+    let mut message = LinkMessage { header: header(kind, 0), body: LinkBody::Call(call) }.encode();
+    let proof = key.call_proof(&NO_CHALLENGE, theirs, message.get());
+    message.seal(&proof);
+    deviating(kind, &message)
+}
+
+/// Answers a call.
+fn answer(kind: &str, own: &PeerAddress, call: &[u8]) -> Outcome<Vec<u8>> {
+    let message =
+        LinkMessage::decode(call, LINK_VERSION).map_err(|fault| Fault::Broken(fault.to_string()))?;
+    let LinkBody::Call(call) = message.body else { return broken(format!("no call: {message:?}")) };
+    let offers = offers(kind);
+    let answer = LinkAnswer {
+        calls: 0,
+        incarnation: 0,
+        number: number(kind, 1),
+        packet_bytes: GEOMETRY.cell_bytes,
+        word: 0,
+        chosen: 1,
+        offers: offers.get(false),
+        proof: Proof::default(),
+    };
+    let header = header(kind, message.header.from);
+    let mut message = LinkMessage { header, body: LinkBody::Answer(answer) }.encode();
+    let proof = LinkKey::of(own, None).answer_proof(&call.proof, message.get());
+    message.seal(&proof);
+    Ok(deviating(kind, &message))
+}
+
+/// Sends a call or an answer with descriptors that pretend to be segments. `number` is that of the other.
+fn say(
+    kind: &str,
+    (address, number): (&LinkAddress, u32),
+    connection: &HandoffConnection,
+    message: &[u8],
+    deadline: Instant,
+) -> Outcome {
     let failed = |error: nemesia::internals::os::ShmError| Fault::Broken(error.to_string());
     if matches!(kind, "closes" | "silent") {
         return Ok(());
     }
+    let epoch = address.token.epoch();
     let (own_bytes, inbox_bytes) = (GEOMETRY.own().total, GEOMETRY.inbox(0).total);
-    let own = segment(kind, 0, 1, own_bytes)?;
-    let inbox = segment("", 0, 2, inbox_bytes)?;
-    let link = segment("", 1 - rank + u32::from(kind == "header-number"), 3, GEOMETRY.link().total)?;
+    let own = segment(kind, (0, epoch), 1, own_bytes)?;
+    let inbox = segment("", (0, epoch), 2, inbox_bytes)?;
+    let number = number + u32::from(kind == "header-number");
+    let link = segment("", (number, epoch), 3, GEOMETRY.link().total)?;
     let life = Segment::create("impostor", 40, &SegmentOptions::default())
         .map_err(|error| Fault::Broken(error.to_string()))?;
     let stand_in = stand_in(kind, &own, &inbox, own_bytes)?;
@@ -151,12 +254,12 @@ fn answer(kind: &str, rank: u32, connection: &HandoffConnection, deadline: Insta
         _ => vec![own, inbox, link],
     };
     // A connection of another user is closed before anything is sent.
-    let sent = connection.send(&handshake(kind, rank), &fds, deadline);
+    let sent = connection.send(message, &fds, deadline);
     if kind == "other-user" { Ok(()) } else { sent.map_err(failed) }
 }
 
 /// Makes a correct segment, except for one field of its header.
-fn segment(kind: &str, number: u32, code: u32, total: usize) -> Outcome<Segment> {
+fn segment(kind: &str, (number, epoch): (u32, u64), code: u32, total: usize) -> Outcome<Segment> {
     let len = if kind == "segment-short" { total / 2 } else { total };
     let segment = Segment::create("impostor", len, &SegmentOptions::default())
         .map_err(|error| Fault::Broken(error.to_string()))?;
@@ -168,7 +271,7 @@ fn segment(kind: &str, number: u32, code: u32, total: usize) -> Outcome<Segment>
     for field in [version, code, number, cells, cell_bytes, fastbox_slots, 0, ready] {
         header.extend(field.to_le_bytes());
     }
-    header.extend((EPOCH + u64::from(kind == "header-epoch")).to_le_bytes());
+    header.extend((epoch + u64::from(kind == "header-epoch")).to_le_bytes());
     let from = header.as_ptr();
     // SAFETY: the segment is longer than a header, and no other process has it yet.
     unsafe { segment.as_ptr().as_ptr().copy_from_nonoverlapping(from, header.len()) };

@@ -181,7 +181,9 @@ impl<S: LinkStorage> Links<S> {
         if incarnation > latest || fault!(AdmitFormer) {
             return Ok(true);
         }
-        Err(refused(RefusalCode::Ended, false, "a later process of this rank has called"))
+        // As long as the launcher has not confirmed the later one, it may have claimed too much.
+        let may_change = known.next != NONE && !known.is_sure;
+        Err(refused(RefusalCode::Ended, may_change, "a later process of this rank has called"))
     }
 
     /// Keeps the call of a process that says that it is the restarted process of a rank.
@@ -229,11 +231,13 @@ impl<S: LinkStorage> Links<S> {
             self.forget_held(slot.next, now);
             return false;
         }
-        if let Some(former) = self.place(&slot.address, LinkService::Engine, 0)
-            && self.links.get(former).stage != LinkStage::Ended
-        {
-            self.drop_waiting(former, owner);
-            self.end(former, (LinkEnding::Died, ""), now, owner);
+        if let Some(former) = self.place(&slot.address, LinkService::Engine, 0) {
+            if self.links.get(former).stage != LinkStage::Ended {
+                self.drop_waiting(former, owner);
+                self.end(former, (LinkEnding::Died, ""), now, owner);
+            }
+            // Its place is free as soon as the owner frees it.
+            self.links.get_mut(former).rank = NONE;
         }
         let next = self.links.get(slot.next);
         let (address, incarnation) = (next.peer, next.incarnation);

@@ -88,7 +88,7 @@ impl PeerTable {
     }
 
     /// Calls a rank of the world, unless a call is under way.
-    fn call_rank(&mut self, rank: u32, endpoint: &mut Endpoint) {
+    pub(super) fn call_rank(&mut self, rank: u32, endpoint: &mut Endpoint) {
         let begun = match self.peer_of_rank(rank).map(|peer| (peer, self.speak(peer))) {
             Some((peer, Ok(Speaking::Call(rank, call)))) => self.call(peer, (rank, call), endpoint),
             Some((_, Ok(_))) => Ok(()),

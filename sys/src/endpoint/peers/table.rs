@@ -78,8 +78,6 @@ pub(in crate::endpoint) struct PeerTable {
     pub(super) ranks: u32,
     /// By number, whether a rank runs on another machine.
     remote: Vec<bool>,
-    /// The ranks of the world connect on demand.
-    pub(in crate::endpoint) on_demand: bool,
     /// The address was asked for, or there are further peers, so a call of a further peer must end a sleep.
     grows: AtomicBool,
     /// By number of the table.
@@ -117,7 +115,6 @@ impl PeerTable {
             own: 0,
             ranks: 0,
             remote: Vec::new(),
-            on_demand: false,
             grows: AtomicBool::new(true),
             numbered: Vec::new(),
             ending: Vec::new(),
@@ -131,10 +128,10 @@ impl PeerTable {
     }
 
     /// Returns the table of rank `own` of a world, whose ranks these are; none if it is the only one. `across` are its
-    /// calls to and from other machines. `on_demand`: the ranks are not connected yet.
+    /// calls to and from other machines. No rank is connected yet.
     pub(in crate::endpoint) fn of_world(
         (calls, mut across): (Calls, Option<NetCalls>),
-        (own, on_demand): (u32, bool),
+        own: u32,
         ranks: &[RankProcess],
         config: &Config,
     ) -> Result<Self, Error> {
@@ -158,15 +155,6 @@ impl PeerTable {
                 return Err(same(PeerError::Itself));
             }
         }
-        let mut numbered = vec![None; others];
-        if !on_demand {
-            for (number, numbered) in (0..).zip(&mut numbered) {
-                let Some(peer) = table.peer_at(number) else { continue };
-                if table.speak(peer).is_ok() && table.answered(peer, 0).is_some() {
-                    *numbered = Some(NumberedPeer { peer, ended: false, connection: number.into() });
-                }
-            }
-        }
         Ok(Self {
             table,
             calls: Some(Box::new(calls)),
@@ -174,16 +162,15 @@ impl PeerTable {
             own,
             ranks: others as u32 + 1,
             remote,
-            on_demand,
             grows: AtomicBool::new(false),
-            numbered,
+            numbered: vec![None; others],
             ending: Vec::new(),
             parting: Vec::new(),
             strangers: Vec::new(),
             meetings: BTreeMap::new(),
             collectives: BTreeMap::new(),
             parted: BTreeSet::new(),
-            begun: others as u64,
+            begun: 0,
         })
     }
 
