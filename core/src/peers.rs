@@ -456,8 +456,7 @@ where
             return Err(PeerError::InUse);
         }
         self.unlink(peer.index);
-        *self.slots.get_mut(peer.index) =
-            PeerSlot { address: *address, stage: PeerStage::Apart, heard: 0 };
+        *self.slots.get_mut(peer.index) = PeerSlot { address: *address, stage: PeerStage::Apart, heard: 0 };
         self.link(peer.index);
         Ok(())
     }

@@ -277,8 +277,7 @@
 #define NEMESIA_ERR_KEY_IN_USE -31
 
 /**
- * The endpoint has no address and no further peers, as ranks of several machines connected at the start of its world,
- * or ranks may be started again: open another one with `nemesia_endpoint_alone`.
+ * No function returns this any more, as every endpoint has an address. Programs that name it still compile.
  */
 #define NEMESIA_ERR_NO_ADDRESS -32
 
@@ -1917,15 +1916,16 @@ int32_t nemesia_endpoint_alone(const struct nemesia_config *config,
 
 /**
  * Writes the address of an endpoint. Other processes of this user on this machine, and of this job on others if there
- * is a key, connect by it. A rank of a world has one, unless ranks of several machines connect at the start or ranks
- * may be started again; its further peers then have ranks from the world's size on. It is valid until the endpoint is
- * closed, and is never that of another endpoint. Its bytes may be copied and compared; they mean nothing else.
+ * is a key, connect by it. The further peers of a rank have ranks from the world's size on. Processes on other machines
+ * cannot use the address of a rank if ranks of several machines connect at the start, or may be started again. It is
+ * valid until the endpoint is closed, and is never that of another endpoint. Its bytes may be copied and compared; they
+ * mean nothing else.
  *
  * - `endpoint`: an open endpoint.
  * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one
- * at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_address(struct nemesia_endpoint *endpoint,
                                  uint8_t *out_address);
@@ -1941,9 +1941,9 @@ int32_t nemesia_endpoint_address(struct nemesia_endpoint *endpoint,
  *   never becomes another peer.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is one of another machine
- * or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint has
- * none; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership: the address is copied. `nemesia_endpoint_disconnect` releases the
- * peer. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership:
+ * the address is copied. `nemesia_endpoint_disconnect` releases the peer. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_connect(struct nemesia_endpoint *endpoint,
                                  const uint8_t *address,
@@ -1967,7 +1967,7 @@ int32_t nemesia_endpoint_connect(struct nemesia_endpoint *endpoint,
  * - NEMESIA_ERR_NO_PEER if the peer was released, or never existed;
  * - NEMESIA_ERR_CONNECTIONS if there are NEMESIA_CONNECTIONS connections;
  * - NEMESIA_ERR_NO_MEMORY if there is no memory for its messages;
- * - NEMESIA_ERR_NO_ADDRESS, _SYSTEM, _ARGUMENT or _PANIC.
+ * - NEMESIA_ERR_SYSTEM, _ARGUMENT or _PANIC.
  *
  * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
@@ -1986,8 +1986,8 @@ int32_t nemesia_endpoint_rank_of(struct nemesia_endpoint *endpoint,
  * - `out_peer`: the peer, written on success.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if no peer has this rank, which includes that of this process;
- * NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC.
- * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+ * NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_peer_of(struct nemesia_endpoint *endpoint,
                                  int32_t rank,
@@ -2000,9 +2000,8 @@ int32_t nemesia_endpoint_peer_of(struct nemesia_endpoint *endpoint,
  * - `peer`: the peer.
  * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
- * endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
- * NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_address_of(struct nemesia_endpoint *endpoint,
                                     uint64_t peer,
@@ -2016,9 +2015,8 @@ int32_t nemesia_endpoint_address_of(struct nemesia_endpoint *endpoint,
  * - `out_stage`: NEMESIA_STAGE_APART, _CALLING, _ANSWERING or _CONNECTED; or, if the connection has ended,
  *   NEMESIA_STAGE_LOST, _LEFT, _DISCONNECTED or _REFUSED. Written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
- * endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
- * NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_ARGUMENT or _PANIC.
+ * Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_stage_of(struct nemesia_endpoint *endpoint,
                                   uint64_t peer,
@@ -2052,8 +2050,7 @@ int32_t nemesia_endpoint_wait_connected(struct nemesia_endpoint *endpoint,
  * - `peer`: the peer. Every later use of this number returns NEMESIA_ERR_NO_PEER.
  *
  * Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released before, never existed, or is a rank of this world;
- * NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any
- * number with NEMESIA_THREADS_MULTIPLE.
+ * NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_disconnect(struct nemesia_endpoint *endpoint,
                                     uint64_t peer);
@@ -3308,7 +3305,7 @@ int32_t nemesia_endpoint_shrink_among(struct nemesia_endpoint *endpoint,
  * - NEMESIA_ERR_PEER_FAILED if a process is gone; `nemesia_last_error_rank` returns its position in the group, from 0.
  *   Call `nemesia_endpoint_shrink_group`, and go on among the survivors;
  * - NEMESIA_ERR_ARGUMENT: this process is not in `group`, or an address is there twice;
- * - NEMESIA_ERR_CONNECTIONS, _NO_MEMORY, _ADDRESS or _NO_ADDRESS, as `nemesia_endpoint_connect` and `_rank_of`: this
+ * - NEMESIA_ERR_CONNECTIONS, _NO_MEMORY or _ADDRESS, as `nemesia_endpoint_connect` and `_rank_of`: this
  *   process has not entered the barrier;
  * - NEMESIA_ERR_UNEXPECTED_FULL or _REQUESTS: another call continues the same barrier;
  * - NEMESIA_ERR_AGREEMENT if a barrier of another group is not finished; _HANDLE, _BUSY, _FORKED or _PANIC.

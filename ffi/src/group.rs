@@ -47,7 +47,7 @@ pub(crate) unsafe fn known_group(
 /// - NEMESIA_ERR_PEER_FAILED if a process is gone; `nemesia_last_error_rank` returns its position in the group, from 0.
 ///   Call `nemesia_endpoint_shrink_group`, and go on among the survivors;
 /// - NEMESIA_ERR_ARGUMENT: this process is not in `group`, or an address is there twice;
-/// - NEMESIA_ERR_CONNECTIONS, _NO_MEMORY, _ADDRESS or _NO_ADDRESS, as `nemesia_endpoint_connect` and `_rank_of`: this
+/// - NEMESIA_ERR_CONNECTIONS, _NO_MEMORY or _ADDRESS, as `nemesia_endpoint_connect` and `_rank_of`: this
 ///   process has not entered the barrier;
 /// - NEMESIA_ERR_UNEXPECTED_FULL or _REQUESTS: another call continues the same barrier;
 /// - NEMESIA_ERR_AGREEMENT if a barrier of another group is not finished; _HANDLE, _BUSY, _FORKED or _PANIC.

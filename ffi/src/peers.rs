@@ -63,15 +63,16 @@ pub unsafe extern "C" fn nemesia_endpoint_alone(
 }
 
 /// Writes the address of an endpoint. Other processes of this user on this machine, and of this job on others if there
-/// is a key, connect by it. A rank of a world has one, unless ranks of several machines connect at the start or ranks
-/// may be started again; its further peers then have ranks from the world's size on. It is valid until the endpoint is
-/// closed, and is never that of another endpoint. Its bytes may be copied and compared; they mean nothing else.
+/// is a key, connect by it. The further peers of a rank have ranks from the world's size on. Processes on other machines
+/// cannot use the address of a rank if ranks of several machines connect at the start, or may be started again. It is
+/// valid until the endpoint is closed, and is never that of another endpoint. Its bytes may be copied and compared; they
+/// mean nothing else.
 ///
 /// - `endpoint`: an open endpoint.
 /// - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one
-/// at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_address(endpoint: *mut Endpoint, out_address: *mut u8) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
@@ -94,9 +95,9 @@ pub unsafe extern "C" fn nemesia_endpoint_address(endpoint: *mut Endpoint, out_a
 ///   never becomes another peer.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is one of another machine
-/// or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_NO_ADDRESS if the endpoint has
-/// none; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership: the address is copied. `nemesia_endpoint_disconnect` releases the
-/// peer. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership:
+/// the address is copied. `nemesia_endpoint_disconnect` releases the peer. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_connect(
     endpoint: *mut Endpoint,
@@ -134,7 +135,7 @@ pub unsafe extern "C" fn nemesia_endpoint_connect(
 /// - NEMESIA_ERR_NO_PEER if the peer was released, or never existed;
 /// - NEMESIA_ERR_CONNECTIONS if there are NEMESIA_CONNECTIONS connections;
 /// - NEMESIA_ERR_NO_MEMORY if there is no memory for its messages;
-/// - NEMESIA_ERR_NO_ADDRESS, _SYSTEM, _ARGUMENT or _PANIC.
+/// - NEMESIA_ERR_SYSTEM, _ARGUMENT or _PANIC.
 ///
 /// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
@@ -163,8 +164,8 @@ pub unsafe extern "C" fn nemesia_endpoint_rank_of(
 /// - `out_peer`: the peer, written on success.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if no peer has this rank, which includes that of this process;
-/// NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC.
-/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// NEMESIA_ERR_RANK if it is negative; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
+/// NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_peer_of(
     endpoint: *mut Endpoint,
@@ -194,9 +195,8 @@ pub unsafe extern "C" fn nemesia_endpoint_peer_of(
 /// - `peer`: the peer.
 /// - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
-/// endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
-/// NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_address_of(
     endpoint: *mut Endpoint,
@@ -220,9 +220,8 @@ pub unsafe extern "C" fn nemesia_endpoint_address_of(
 /// - `out_stage`: NEMESIA_STAGE_APART, _CALLING, _ANSWERING or _CONNECTED; or, if the connection has ended,
 ///   NEMESIA_STAGE_LOST, _LEFT, _DISCONNECTED or _REFUSED. Written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_NO_ADDRESS if the
-/// endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
-/// NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released, or never existed; NEMESIA_ERR_ARGUMENT or _PANIC.
+/// Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_stage_of(
     endpoint: *mut Endpoint,
@@ -285,8 +284,7 @@ pub unsafe extern "C" fn nemesia_endpoint_wait_connected(
 /// - `peer`: the peer. Every later use of this number returns NEMESIA_ERR_NO_PEER.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_NO_PEER if the peer was released before, never existed, or is a rank of this world;
-/// NEMESIA_ERR_NO_ADDRESS if the endpoint has none; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any
-/// number with NEMESIA_THREADS_MULTIPLE.
+/// NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_disconnect(endpoint: *mut Endpoint, peer: u64) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {

@@ -108,7 +108,7 @@ pub unsafe extern "C" fn nemesia_channel_init_process_group_with(
 /// - `group`: their addresses, NEMESIA_ADDRESS_BYTES bytes each, this process's included; none twice.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT if this process is not in `group`, or an address is there twice;
-/// NEMESIA_ERR_CONNECTIONS, _NO_MEMORY, _ADDRESS or _NO_ADDRESS, as `nemesia_endpoint_connect`; NEMESIA_ERR_HANDLE,
+/// NEMESIA_ERR_CONNECTIONS, _NO_MEMORY or _ADDRESS, as `nemesia_endpoint_connect`; NEMESIA_ERR_HANDLE,
 /// _CONFIG, _SYSTEM, _BUSY, _FORKED or _PANIC. Ownership, threads: as for `nemesia_channel_init_process_group`; all
 /// addresses are copied.
 #[unsafe(no_mangle)]

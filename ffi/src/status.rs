@@ -101,8 +101,7 @@ pub const NEMESIA_ERR_FORKED: i32 = -30;
 
 /// Another region of this process is exposed with the key: unexpose it first, or choose another key.
 pub const NEMESIA_ERR_KEY_IN_USE: i32 = -31;
-/// The endpoint has no address and no further peers, as ranks of several machines connected at the start of its world,
-/// or ranks may be started again: open another one with `nemesia_endpoint_alone`.
+/// No function returns this any more, as every endpoint has an address. Programs that name it still compile.
 pub const NEMESIA_ERR_NO_ADDRESS: i32 = -32;
 /// The endpoint was opened alone and has no world: name the processes of this call by their addresses
 /// (`nemesia_endpoint_barrier_group`).
@@ -305,7 +304,6 @@ impl From<Error> for Fault {
                 NEMESIA_ERR_TOO_LONG
             }
             Error::Replies { .. } => NEMESIA_ERR_REPLIES,
-            Error::NoAddress => NEMESIA_ERR_NO_ADDRESS,
             Error::NoWorld => NEMESIA_ERR_NO_WORLD,
             Error::Address { .. } | Error::NoPeer(PeerError::Itself) => NEMESIA_ERR_ADDRESS,
             Error::NoPeer(PeerError::Slots { .. } | PeerError::Connections { .. }) => NEMESIA_ERR_CONNECTIONS,

@@ -88,7 +88,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::os::{Departure, ProcessOrigin};
 use crate::route::Facts;
-use crate::shm::RejoinListener;
+use crate::shm::LocalProcess;
 use group::Agreements;
 use message::Dropped;
 use one_sided::Direct;
@@ -273,8 +273,8 @@ pub struct Endpoint {
     liveness_checked: Instant,
     /// The facts about the peers, for [`Endpoint::explain`].
     facts: Facts,
-    /// The listener for processes that were started again, and the connections that this process has requested.
-    rejoin: RejoinListener,
+    /// This process, as others of its machine connect with it.
+    here: LocalProcess,
     /// The incarnation of each rank.
     incarnations: Vec<u64>,
     /// The identity stamp of this process. Peers that read its memory check it.

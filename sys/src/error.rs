@@ -253,12 +253,6 @@ pub enum Error {
          process must be one of them"
     )]
     Members,
-    /// The endpoint takes no calls of other processes, nor can it call them.
-    #[error(
-        "this endpoint has no address, as ranks of several machines connected at the start of its world (over RDMA \
-         devices, or by NEMESIA_CONNECT), or as ranks may be started again: open another endpoint with Endpoint::alone"
-    )]
-    NoAddress,
     /// The endpoint was opened alone, so its peers have no order.
     #[error(
         "this endpoint was opened alone and has no world: name the members of this call by Endpoint::among_peers"

@@ -12,10 +12,10 @@ mod oversubscription;
 mod peer;
 pub mod pipe;
 mod regions;
-mod rejoin;
 mod segments;
 mod views;
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 use nemesia_core::link::token::LinkToken;
@@ -47,15 +47,13 @@ use peer::{Peer, ShmWorld};
 use lent::LentRanges;
 use regions::MappedRegions;
 
-pub(crate) use calls::{CallOutcome, CallTerms, Calls, failure_of};
+pub(crate) use calls::{CallGrant, CallOutcome, CallTerms, Calls, RankClaim, failure_of};
 pub(crate) use connect::{ConnectTime, RankProcess};
 pub(crate) use joining::JoiningProcess;
 pub(crate) use lent::{LentRange, Loan};
 pub(crate) use oversubscription::load_beside;
 pub(crate) use regions::{PeerRegion, share_of, window_of};
-pub(crate) use rejoin::{RejoinAnswer, RejoinListener};
 use segments::OwnSegments;
-pub(crate) use segments::Unjoined;
 pub(crate) use views::OwnSleep;
 
 /// The port over mapped segments.
@@ -227,6 +225,27 @@ fn met(peer: &Peer, unreadable: Option<String>) -> Met {
     Met { expedited: peer.expedited, sealed: own.write_sealed(), page, unreadable }
 }
 
+/// This process, as others of its machine connect with it.
+#[derive(Debug)]
+pub(crate) struct LocalProcess {
+    world: Arc<ShmWorld>,
+    ours: Arc<OwnSegments>,
+}
+
+impl LocalProcess {
+    /// Begins to listen for calls of processes that opened alone, as this one. `remote` is where this process takes
+    /// calls from other machines.
+    pub(crate) fn listen(&self, watch: &mut Watch, remote: Option<SocketAddr>) -> Result<Calls, Error> {
+        let place = (self.world.bind()?, remote);
+        Calls::listen(Arc::clone(&self.world), Arc::clone(&self.ours), place, watch)
+    }
+
+    /// Returns the number of previous starts of its rank.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.world.incarnation
+    }
+}
+
 /// The results of attaching to the transport.
 #[derive(Debug)]
 pub(crate) struct Attached {
@@ -240,7 +259,7 @@ pub(crate) struct Attached {
     pub(crate) warnings: Vec<String>,
     /// The identity stamp by which peers recognise this process's memory.
     pub(crate) stamp: Box<u64>,
-    pub(crate) rejoin: RejoinListener,
+    pub(crate) here: LocalProcess,
     /// The ranks that had left before this process joined.
     pub(crate) gone: Vec<usize>,
     /// The ranks on other machines. Their port is not connected yet.
@@ -280,16 +299,16 @@ pub(crate) fn attach(
         geometry,
         rank,
         size,
-        epoch,
         token,
         expedited,
         cpus,
         stamp: address,
         incarnation: exchange.incarnation(),
         sealed: ours.own.write_sealed(),
+        restarts: exchange.restarts(),
     });
-    let met = connect::connect(Arc::clone(&world), (&ours, &origin), exchange)?;
-    let connect::ShmMeeting { watch, rejoin, gone, remote, calls, ranks } = met;
+    let met = connect::connect(&world, (&ours, &origin), exchange)?;
+    let connect::ShmMeeting { watch, gone, remote, calls, ranks } = met;
     let expedited = all_expedited(&world, &ranks, &mut warnings)?;
     let fences = if expedited { FenceMode::Asymmetric } else { FenceMode::Symmetric };
     let load = load_by(&world, &ranks, &remote);
@@ -307,7 +326,7 @@ pub(crate) fn attach(
         facts,
         warnings,
         stamp,
-        rejoin,
+        here: LocalProcess { world, ours },
         gone,
         remote,
         calls,

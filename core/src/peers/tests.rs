@@ -188,3 +188,23 @@ fn a_caller_whose_call_counts_for_the_links_is_admitted_with_one_number() {
     let mut closed = table(2, 2, false);
     assert_eq!(closed.admit(&address(7)), Err(CallRefusal::Unknown));
 }
+
+#[test]
+fn a_pinned_peer_takes_the_address_of_the_process_that_replaces_it() {
+    let limits = PeerLimits { connections: 1, strangers: true, pinned: 1 };
+    let slots: Vec<_> = std::iter::repeat_with(Slot::default).take(3).collect();
+    let mut peers = Peers::new(address(5), limits, (slots, vec![List::new(); 4], vec![0; 2]), 1);
+    let rank = peers.connect(&address(1)).unwrap();
+    let further = peers.connect(&address(2)).unwrap();
+    assert!(matches!(peers.speak(rank), Ok(Speaking::Call(0, _))));
+    assert_eq!(peers.renew(rank, &address(3)), Err(PeerError::InUse), "it is being called");
+    assert_eq!((peers.opened(rank), peers.ended(rank, PeerEnd::Lost)), (Some(0), Some(0)));
+    assert_eq!(peers.renew(rank, &address(2)), Err(PeerError::InUse), "that of another peer");
+    assert_eq!(peers.renew(rank, &address(5)), Err(PeerError::InUse), "that of this process");
+    assert_eq!(peers.admit(&address(1)), Err(CallRefusal::Unknown), "the former process does not come back");
+    peers.renew(rank, &address(3)).unwrap();
+    assert_eq!((peers.peer_by(&address(1)), peers.peer_by(&address(3))), (None, Some(rank)));
+    assert_eq!((peers.stage(rank), peers.address_of(rank)), (Ok(PeerStage::Apart), Ok(&address(3))));
+    assert_eq!(peers.admit(&address(3)), Ok((rank, 0)));
+    assert_eq!(peers.address_of(further), Ok(&address(2)));
+}

@@ -43,7 +43,7 @@ use crate::opening;
 use crate::os::{ProcessOrigin, Watch};
 use crate::route;
 use crate::shm::{self, Attached, Calls, ConnectTime};
-use crate::transport::hosts::RemoteRanks;
+use crate::transport::hosts::{MemberAddress, RemoteRanks};
 use crate::transport::net::{NetCalls, NetPort};
 
 /// The most peers for which the fastest protocol of large messages is learned at a time, in about 3 KiB each.
@@ -121,7 +121,7 @@ impl Endpoint {
     fn listen(&mut self) -> Result<(Calls, Option<NetCalls>), Error> {
         let mut across = network::listen(self)?;
         let place = across.as_ref().and_then(NetCalls::place);
-        let calls = self.rejoin.listen_for_calls(&mut self.waiter.watch, place)?;
+        let calls = self.here.listen(&mut self.waiter.watch, place)?;
         if let Some(across) = &mut across {
             across.begin(calls.own(), &self.waiter.watch)?;
         }
@@ -199,18 +199,19 @@ impl Endpoint {
             turns: 0,
             liveness_checked: Instant::now(),
             facts,
-            rejoin: attached.rejoin,
+            here: attached.here,
             incarnations: vec![0; size],
             stamp,
             origin: attached.origin,
         };
-        endpoint.incarnations[rank] = endpoint.rejoin.incarnation();
+        endpoint.incarnations[rank] = endpoint.here.incarnation();
         endpoint.begin_without(&attached.gone);
-        if let Some(ConnectTime::Start { goes_on }) = time {
-            endpoint.connect_all()?;
-            endpoint.peers = endpoint.peers.take().filter(|_| goes_on);
+        endpoint.begin_connecting(time)?;
+        if exchange.restarts() && time == Some(ConnectTime::Start) {
+            // The world is complete when all have joined.
+            let address = *endpoint.address()?;
+            exchange.join(&MemberAddress { address, net: net_address }.encode())?;
         }
-        endpoint.rejoin.join(exchange, net_address)?;
         endpoint.report_routes();
         Ok(endpoint)
     }
@@ -305,13 +306,19 @@ impl Endpoint {
 }
 
 impl Endpoint {
-    /// Connects with all ranks. Those on other machines were connected before the engine was started.
-    fn connect_all(&mut self) -> Result<(), Error> {
-        let remote = (0..).zip(&self.facts.remote).filter(|(_, transport)| transport.is_some());
-        for (rank, _) in remote {
-            self.engine.meet_paid(rank).map_err(Error::Unpaid)?;
+    /// Connects with all ranks, unless that is done on demand. Those on other machines were connected before the engine
+    /// was started.
+    fn begin_connecting(&mut self, time: Option<ConnectTime>) -> Result<(), Error> {
+        if matches!(time, None | Some(ConnectTime::OnDemand)) {
+            return Ok(());
         }
-        self.connect_ranks()
+        let remote = (0..).zip(&self.facts.remote).filter(|(_, transport)| transport.is_some());
+        let remote: Vec<u32> =
+            remote.map(|(rank, _)| rank).filter(|rank| self.engine.is_unmet(*rank)).collect();
+        self.with_peers(|peers, endpoint| {
+            remote.into_iter().try_for_each(|rank| peers.begin_connected(rank, endpoint))
+        })?;
+        if time == Some(ConnectTime::Start) { self.connect_ranks() } else { self.call_missing() }
     }
 
     /// Reports how each rank is reached, and all warnings, to the subscribers of `tracing` (feature `tracing`); and

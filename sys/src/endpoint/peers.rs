@@ -46,14 +46,14 @@ pub(in crate::endpoint) use table::PeerTable;
 /// and connects whom it needs.
 ///
 /// # Further peers of a world
-/// The endpoint of a rank has an address as well, unless ranks of several machines connect at the start, or ranks may
-/// be started again. So a world can grow: it meets other worlds, and endpoints that were opened alone
-/// ([`Endpoint::meet`]).
+/// The endpoint of a rank has an address as well. So a world can grow: it meets other worlds, and endpoints that were
+/// opened alone ([`Endpoint::meet`]).
 ///
 /// - Ranks keep the numbers from 0. A further peer gets a number from [`Endpoint::size`] on. All operations with one
 ///   process take such numbers, and receives from any source accept messages of further peers.
 /// - Further peers on other machines are reached over TCP, if both sides have the same key of the job
-///   ([`Config::job_key`](crate::Config::job_key)).
+///   ([`Config::job_key`](crate::Config::job_key)); not if ranks of several machines connect at the start, as over RDMA
+///   devices, or may be started again.
 /// - Barriers, agreements and restarts stay calls of the ranks.
 /// - The failure of a further peer ends the operations with it. Receives from any source end with it only if no rank
 ///   and no other peer is left. With [`Config::any_source_outlives`](crate::Config::any_source_outlives), they never
@@ -100,8 +100,7 @@ impl Endpoint {
     /// another endpoint.
     ///
     /// # Errors
-    /// [`Error::NoAddress`] if ranks of several machines connected at the start of the endpoint's world, or ranks may
-    /// be started again.
+    /// [`Error::Forked`]: the endpoint belongs to the parent of this process.
     pub fn address(&self) -> Result<&PeerAddress, Error> {
         let peers = self.peer_table()?;
         peers.begin_growth();
@@ -263,12 +262,13 @@ impl Endpoint {
         self.peers.as_ref().is_some_and(|peers| may_call(peers) || peers.calls().is_some_and(Calls::is_busy))
     }
 
+    /// Returns the table. Only a forked child has none, as its parent owns it.
     fn peer_table(&self) -> Result<&PeerTable, Error> {
-        self.peers.as_deref().ok_or(Error::NoAddress)
+        self.peers.as_deref().ok_or(Error::Forked)
     }
 
     fn peer_table_mut(&mut self) -> Result<&mut PeerTable, Error> {
-        self.peers.as_deref_mut().ok_or(Error::NoAddress)
+        self.peers.as_deref_mut().ok_or(Error::Forked)
     }
 
     /// Calls `work` with the table of peers and the endpoint, which is without it meanwhile.
@@ -276,7 +276,7 @@ impl Endpoint {
         &mut self,
         work: impl FnOnce(&mut PeerTable, &mut Self) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let Some(mut peers) = self.peers.take() else { return Err(Error::NoAddress) };
+        let Some(mut peers) = self.peers.take() else { return Err(Error::Forked) };
         let done = work(&mut peers, self);
         self.peers = Some(peers);
         done

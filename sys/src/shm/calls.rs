@@ -70,15 +70,36 @@ pub(crate) trait CallTerms {
     /// Returns the descriptors that end a sleep of this process.
     fn watch(&self) -> &Watch;
 
-    /// Decides about a call of this process, as far as the kernel can tell. Returns the number by which this process
-    /// knows the caller from now on, and the credit that it has from the start, in units.
+    /// Decides about a call of this process, as far as the kernel can tell.
     ///
     /// # Errors
     /// The reason why it is refused, and whether the same call can succeed later.
-    fn decide(&mut self, caller: &PeerAddress) -> Result<(u32, u64), (String, bool)>;
+    fn decide(&mut self, caller: &PeerAddress) -> Result<CallGrant, (String, bool)>;
 
     /// A process with this address has sent a message over a new connection: a former one may have ended.
     fn hear_from(&mut self, peer: &PeerAddress);
+}
+
+/// What a caller is granted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CallGrant {
+    /// The number by which this process knows the caller from now on.
+    pub(crate) number: u32,
+    /// The credit that the caller has from the start.
+    pub(crate) units: u64,
+    /// For a restarted rank, the number of agreements so far.
+    pub(crate) word: u64,
+}
+
+/// A process that says that it is the restarted one of a rank, and waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RankClaim {
+    link: LinkRef,
+    pub(crate) rank: u32,
+    pub(crate) incarnation: u64,
+    pub(crate) peer: PeerAddress,
+    /// The launcher has confirmed it.
+    pub(crate) is_sure: bool,
 }
 
 /// What has become of a call.
@@ -119,21 +140,22 @@ impl Calls {
         Self::listen_as(world, ours, (listener, place), &[], watch)
     }
 
-    /// As [`Calls::listen`], for a process that has its address. The ranks of its world that connect on demand have
-    /// these addresses.
+    /// As [`Calls::listen`], for a process that has its address. The ranks of its world have these addresses, and were
+    /// started so often before.
     pub(super) fn listen_as(
         world: Arc<ShmWorld>,
         ours: Arc<OwnSegments>,
         (listener, place): (HandoffListener, LinkAddress),
-        ranks: &[PeerAddress],
+        ranks: &[(PeerAddress, u64)],
         watch: &mut Watch,
     ) -> Result<Self, Error> {
         watch.attend(listener.as_fd())?;
         // A call wakes a process that sleeps.
         watch.expect_sleep()?;
         let rank = (!ranks.is_empty()).then_some(world.rank);
-        let process = LinkProcess { rank, ..LinkProcess::alone(place) };
-        let ranks = ranks.iter().map(|address| RankSlot::new(*address, 0)).collect();
+        let incarnation = world.incarnation;
+        let process = LinkProcess { rank, incarnation, ..LinkProcess::alone(place) };
+        let ranks = ranks.iter().map(|(address, started)| RankSlot::new(*address, *started)).collect();
         let lent = (Vec::new(), vec![List::new(); BUCKETS], Vec::new(), ranks);
         let limit = Duration::from_secs(world.config.timeout_seconds.into());
         let links = Links::new(process, LinkLimits::new(limit), lent, [random()?, random()?]);
@@ -289,9 +311,10 @@ impl Calls {
         let now = self.now();
         let mut owner = self.desk.owner(now, terms);
         let result = run(&mut self.links, now, &mut owner);
-        // Only worlds whose ranks are not started again have ranks here.
-        while let Some(rank) = owner.desk.claimed.pop() {
-            self.links.restarted(rank, false, now, &mut owner);
+        while !owner.desk.world.restarts
+            && let Some(claim) = owner.desk.claims.pop()
+        {
+            self.links.restarted(claim.rank, false, now, &mut owner);
         }
         for link in std::mem::take(&mut self.desk.touched) {
             let is_over = self.links.stage(link) == LinkStage::Idle;
@@ -476,6 +499,33 @@ impl Calls {
             self.desk.parts.remove(&link);
             self.freed.push(link);
         }
+    }
+
+    /// Returns the processes that wait to be readmitted, with their ranks: at most one for each.
+    pub(crate) fn claims(&mut self) -> Vec<RankClaim> {
+        let Self { links, desk, .. } = self;
+        desk.claims.retain(|claim| links.stage(claim.link) == LinkStage::Held);
+        desk.claims.clone()
+    }
+
+    /// The launcher says whether such a process is that of its rank. If it is, the former one has ended.
+    pub(crate) fn judge(&mut self, claim: &RankClaim, is_sure: bool, watch: &Watch) {
+        let former =
+            self.links.rank(claim.rank).and_then(|(peer, _)| self.links.find(&peer, ENGINE.0, ENGINE.1));
+        let rank = claim.rank;
+        self.act(&mut RefuseAll(watch), |links, now, owner| links.restarted(rank, is_sure, now, owner));
+        let its = self.desk.claims.iter_mut().filter(|it| it.link == claim.link);
+        its.for_each(|it| it.is_sure = is_sure);
+        // The place of the former link is free when nothing is left of it.
+        self.freed.extend(former.filter(|_| is_sure));
+    }
+
+    /// Answers a process that the launcher has confirmed, of whose predecessor nothing is left: this one knows it by
+    /// `number`. If it does not wait any more, it is called.
+    pub(crate) fn readmit<T: CallTerms>(&mut self, claim: &RankClaim, number: u32, terms: &mut T) {
+        self.desk.parts.insert(claim.link, CallParts::new(claim.peer, number));
+        self.act(terms, |links, now, owner| links.readmit(claim.rank, now, owner));
+        self.desk.claims.retain(|it| it.link != claim.link);
     }
 
     /// Announces to all with whom a connection is under way that this process leaves.

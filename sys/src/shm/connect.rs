@@ -2,13 +2,14 @@
 //!
 //! Each process listens on a socket in the abstract namespace (which leaves no name behind) and publishes its address
 //! through the launcher. Others call it there ([`super::calls`]): on demand, or all at the start. The connection then
-//! stays open, so that the kernel reports the peer's death. [`super::rejoin`] describes how a restarted process finds
-//! the others.
+//! stays open, so that the kernel reports the peer's death.
+//!
+//! A restarted process finds the addresses of the others through the launcher, and calls those that joined before it.
+//! Each of them answers when it readmits the restarted process: only then the two share memory.
 
 mod card;
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,6 @@ use super::address;
 use super::calls::Calls;
 use super::handshake::{self, Cpus};
 use super::peer::{ShmWorld, patiently};
-use super::rejoin::RejoinListener;
 use super::segments::OwnSegments;
 use crate::bootstrap::Exchange;
 use crate::config::NetChoice;
@@ -36,22 +36,19 @@ pub(crate) enum ConnectTime {
     /// When one first names the other.
     OnDemand,
     /// Before the endpoint is open.
-    Start {
-        /// The endpoint then goes on to take calls, of further peers.
-        goes_on: bool,
-    },
+    Start,
+    /// This process was restarted, and calls the others at once. They answer when they readmit it.
+    Restart,
 }
 
 /// What is known of the ranks, none of which is connected.
 pub(super) struct ShmMeeting {
     pub(super) watch: Watch,
-    pub(super) rejoin: RejoinListener,
     /// The ranks that had left before this process joined.
     pub(super) gone: Vec<usize>,
     /// The ranks on other machines.
     pub(super) remote: RemoteRanks,
-    /// How this process and others call each other, and when the ranks connect. `None` if this is the only rank, or
-    /// was restarted.
+    /// How this process and others call each other, and when the ranks connect. `None` if this is the only rank.
     pub(super) calls: Option<(Calls, ConnectTime)>,
     /// What each rank has published, if this process takes calls.
     pub(super) ranks: Vec<RankProcess>,
@@ -61,6 +58,8 @@ pub(super) struct ShmMeeting {
 #[derive(Debug)]
 pub(crate) struct RankProcess {
     pub(crate) address: PeerAddress,
+    /// How often it was started before.
+    incarnation: u64,
     pub(super) cpus: Cpus,
     pub(super) pid: i32,
     pub(super) expedited: bool,
@@ -68,9 +67,9 @@ pub(crate) struct RankProcess {
     pub(crate) is_remote: bool,
 }
 
-/// Exchanges what the ranks publish. If this process was restarted, sends connection requests to every rank.
+/// Exchanges what the ranks publish. None is connected yet.
 pub(super) fn connect(
-    world: Arc<ShmWorld>,
+    world: &Arc<ShmWorld>,
     (ours, origin): (&Arc<OwnSegments>, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
 ) -> Result<ShmMeeting, Error> {
@@ -78,53 +77,43 @@ pub(super) fn connect(
     let _inside = events::connect(size - 1);
     let mut watch = Watch::new()?;
     if size == 1 {
-        return Ok(single(world, ours, watch));
+        let (gone, ranks) = (Vec::new(), Vec::new());
+        return Ok(ShmMeeting { watch, gone, remote: RemoteRanks::default(), calls: None, ranks });
     }
     let deadline = Instant::now() + Duration::from_secs(world.config.timeout_seconds.into());
-    if exchange.incarnation() > 0 {
-        let listener = HandoffListener::bind()?;
-        return come_back(world, (ours, origin), exchange, (listener, watch), deadline);
-    }
     let listener = world.bind()?;
-    let cards = cards(&world, &listener, exchange)?;
+    if exchange.incarnation() > 0 {
+        return come_back(world, (ours, origin), exchange, listener);
+    }
+    let cards = cards(world, &listener, exchange)?;
     let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
     let on_demand = cards.iter().all(|card| card.on_demand);
     let place = world.address(&listener);
-    let remote = find_remote(&world, exchange, (&cards, &hosts, on_demand), place, origin, deadline)?;
+    let remote = find_remote(world, exchange, (&cards, &hosts, on_demand), place, origin, deadline)?;
     let is_together = hosts::are_together(&hosts);
     let time = match on_demand && (is_together || remote.demand.is_some()) {
         true => ConnectTime::OnDemand,
-        false => ConnectTime::Start { goes_on: is_together && !exchange.restarts() },
+        false => ConnectTime::Start,
     };
     if time != ConnectTime::OnDemand {
         limits::require_peers(size - 1)?;
     }
-    let ranks = ranks(&world, &cards, &remote)?;
-    let addresses: Vec<_> = ranks.iter().map(|rank| rank.address).collect();
-    let place = (listener, at_place(&world, place, &remote));
-    let calls = Calls::listen_as(Arc::clone(&world), Arc::clone(ours), place, &addresses, &mut watch)?;
-    let rejoin = rejoin_listener(world, ours, &remote, exchange.restarts(), &watch)?;
-    Ok(ShmMeeting { watch, rejoin, gone: Vec::new(), remote, calls: Some((calls, time)), ranks })
+    let ranks = ranks(world, &cards, &remote)?;
+    let place = (listener, at_place(world, place, &remote));
+    let calls = listen(world, ours, place, &ranks, &mut watch)?;
+    Ok(ShmMeeting { watch, gone: Vec::new(), remote, calls: Some((calls, time)), ranks })
 }
 
-/// Listens for restarted processes, if the launcher restarts ranks.
-fn rejoin_listener(
-    world: Arc<ShmWorld>,
+/// Listens for calls of these ranks and of others.
+fn listen(
+    world: &Arc<ShmWorld>,
     ours: &Arc<OwnSegments>,
-    remote: &RemoteRanks,
-    restarts: bool,
-    watch: &Watch,
-) -> Result<RejoinListener, Error> {
-    let listener = if restarts { Some(HandoffListener::bind()?) } else { None };
-    listener.as_ref().map_or(Ok(()), |listener| watch.attend(listener.as_fd()))?;
-    Ok(RejoinListener::new(world, Arc::clone(ours), listener, remote))
-}
-
-/// Begins as the only rank.
-fn single(world: Arc<ShmWorld>, ours: &Arc<OwnSegments>, watch: Watch) -> ShmMeeting {
-    let remote = RemoteRanks::default();
-    let rejoin = RejoinListener::new(world, Arc::clone(ours), None, &remote);
-    ShmMeeting { watch, rejoin, gone: Vec::new(), remote, calls: None, ranks: Vec::new() }
+    place: (HandoffListener, LinkAddress),
+    ranks: &[RankProcess],
+    watch: &mut Watch,
+) -> Result<Calls, Error> {
+    let ranks: Vec<_> = ranks.iter().map(|rank| (rank.address, rank.incarnation)).collect();
+    Calls::listen_as(Arc::clone(world), Arc::clone(ours), place, &ranks, watch)
 }
 
 /// Returns the place of this process, with that at which it takes calls of other machines if it does.
@@ -165,13 +154,13 @@ fn ranks(world: &ShmWorld, cards: &[ProcessCard], remote: &RemoteRanks) -> Resul
     let ranks = cards.iter().zip(0..).map(|(card, rank)| {
         let is_remote = remote.contains(rank as usize);
         if !is_remote {
-            handshake::compare((world.size, &world.geometry), &card.handshake(rank, world.size))
+            handshake::compare(&world.geometry, &card.geometry)
                 .map_err(|problem| Error::Peer { rank: rank as usize, problem })?;
         }
         let ProcessCard { expedited, cpus, .. } = *card;
         let called = remote.demand.as_ref().and_then(|it| it.addresses.get(rank as usize));
         let address = called.copied().unwrap_or_else(|| card.address());
-        Ok(RankProcess { address, cpus, pid: card.host.pid, expedited, is_remote })
+        Ok(RankProcess { address, incarnation: 0, cpus, pid: card.host.pid, expedited, is_remote })
     });
     ranks.collect()
 }
@@ -239,50 +228,48 @@ fn unreached_outside(world: &ShmWorld, cards: &[ProcessCard]) -> Result<Vec<Stri
     Ok(warnings)
 }
 
-/// Connects this restarted process to the ranks that joined before it, without waiting for answers. Ranks that join
-/// later connect to this one. Ranks on other machines are called when their port is opened.
+/// Finds the ranks that joined before this restarted process. Those on other machines are called when their port is
+/// opened.
 fn come_back(
-    world: Arc<ShmWorld>,
+    world: &Arc<ShmWorld>,
     (ours, origin): (&Arc<OwnSegments>, &Arc<ProcessOrigin>),
     exchange: &mut dyn Exchange,
-    (listener, watch): (HandoffListener, Watch),
-    deadline: Instant,
+    listener: HandoffListener,
 ) -> Result<ShmMeeting, Error> {
     let (size, me) = (world.size as usize, world.rank as usize);
     limits::require_peers(size - 1)?;
-    let host = |rank| card_of(exchange, rank).map(|card| card.host);
-    let hosts = (0..size).map(host).collect::<Result<Vec<_>, _>>()?;
+    let cards = (0..size).map(|rank| card_of(exchange, rank)).collect::<Result<Vec<_>, _>>()?;
+    let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
     let mut remote = if hosts::are_together(&hosts) {
         RemoteRanks::default()
     } else {
         hosts::come_back(&world.config, exchange, me, &hosts, origin)?
     };
-    let host = HostAddress::of(listener.name(), &world.config);
+    let place = world.address(&listener);
     let net = remote.port.as_ref().and_then(NetPort::address);
-    let turn = exchange.join(&MemberAddress { host, net }.encode())?;
-    watch.attend(listener.as_fd())?;
-    let mut rejoin = RejoinListener::new(world, Arc::clone(ours), Some(listener), &remote);
+    let turn = exchange.join(&MemberAddress { address: place.encode(), net }.encode())?;
+    let mut ranks = ranks(world, &cards, &remote)?;
+    ranks[me].address = place.encode();
     let mut gone = Vec::new();
     for rank in (0..size).filter(|rank| *rank != me) {
-        let member = exchange.member(rank)?.filter(|member| member.turn < turn);
-        let called = match member {
-            None => false,
-            Some(member) if remote.contains(rank) => {
-                let problem = |problem| Error::Net { rank, transport: "network", problem };
-                let address = MemberAddress::decode(&member.address).map_err(problem)?;
-                let missing = || problem("it has joined without a network address".into());
-                let address = address.net.ok_or_else(missing)?;
-                let incarnation = member.incarnation;
-                remote.members.push(RemoteMember { rank: rank as u32, incarnation, address });
-                true
-            }
-            Some(member) => rejoin.call(rank, &member, &watch, deadline)?,
-        };
-        if !called {
+        let Some(member) = exchange.member(rank)?.filter(|member| member.turn < turn) else {
             gone.push(rank);
+            continue;
+        };
+        let incarnation = member.incarnation;
+        let problem = |problem| Error::Peer { rank, problem };
+        let MemberAddress { address, net } = MemberAddress::decode(&member.address).map_err(problem)?;
+        (ranks[rank].address, ranks[rank].incarnation) = (address, incarnation);
+        if remote.contains(rank) {
+            let missing = "it has joined without a network address".into();
+            let missing = Error::Net { rank, transport: "network", problem: missing };
+            let address = net.ok_or(missing)?;
+            remote.members.push(RemoteMember { rank: rank as u32, incarnation, address });
         }
     }
-    Ok(ShmMeeting { watch, rejoin, gone, remote, calls: None, ranks: Vec::new() })
+    let mut watch = Watch::new()?;
+    let calls = listen(world, ours, (listener, place), &ranks, &mut watch)?;
+    Ok(ShmMeeting { watch, gone, remote, calls: Some((calls, ConnectTime::Restart)), ranks })
 }
 
 fn key(rank: usize) -> String {

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::handshake::ShmHandshake;
+use super::handshake::SaidProcess;
 use super::peer::MappedPeer;
 use super::segments::{OwnLink, OwnSegments, Unjoined};
 use super::views::NewLink;
@@ -29,16 +29,16 @@ pub(crate) struct JoiningProcess {
 }
 
 impl JoiningProcess {
-    /// Returns a process that has sent this handshake, for which we have made this link segment, and asks whether its
-    /// memory may be read.
+    /// Returns a process that has said this, for which we have made this link segment, and asks whether its memory may
+    /// be read.
     pub(super) fn new(
         (config, ours): (&Config, &Arc<OwnSegments>),
         link: OwnLink,
-        (handshake, mapped): (&ShmHandshake, MappedPeer),
+        (said, mapped): (&SaidProcess, MappedPeer),
         connection: Arc<HandoffConnection>,
     ) -> Result<Self, Unjoined> {
         let number = link.number as usize;
-        let mut peer = mapped.admit(link, handshake);
+        let mut peer = mapped.admit(link, said);
         let memory = readable_one(config, &mut peer);
         if let (Err(problem), SingleCopy::Require) = (&memory, config.single_copy) {
             return Err(format!("no single copy through the kernel: {problem}").into());
@@ -47,8 +47,8 @@ impl JoiningProcess {
         let link = NewLink::new(ours, peer.link, peer.segments)?;
         Ok(Self {
             number,
-            incarnation: handshake.incarnation,
-            agreements: handshake.agreements,
+            incarnation: said.incarnation,
+            agreements: said.agreements,
             met,
             link,
             memory: memory.ok(),
@@ -72,15 +72,11 @@ impl JoiningProcess {
         self.link.own()
     }
 
-    /// Links the port with the process, and unmaps its predecessor's segments. Returns the connection, for the answer.
+    /// Links the port with the process, and unmaps its predecessor's segments.
     ///
     /// # Errors
     /// The process cannot be watched; nothing is changed.
-    pub(crate) fn enter(
-        self,
-        port: &mut Port,
-        watch: &mut Watch,
-    ) -> Result<(Arc<HandoffConnection>, Met), Error> {
+    pub(crate) fn enter(self, port: &mut Port, watch: &mut Watch) -> Result<Met, Error> {
         let Self { number, met, link, memory, connection, pidfd, .. } = self;
         drop(watch.remove(number));
         watch.add(number, Arc::clone(&connection), pidfd)?;
@@ -92,6 +88,6 @@ impl JoiningProcess {
             port.fence_always();
         }
         link.open(port);
-        Ok((connection, met))
+        Ok(met)
     }
 }

@@ -78,11 +78,6 @@ impl Mappings {
         self.links.resize_with(count, || None);
     }
 
-    /// Returns the segment of this process for a peer that is linked.
-    pub(super) fn own_link(&mut self, number: u32) -> Option<&mut OwnLink> {
-        self.links.get_mut(number as usize)?.as_mut().map(|linked| &mut linked.ours)
-    }
-
     /// Returns no mappings of peers, for a kernel without a port.
     #[cfg(all(test, feature = "tracing"))]
     pub(super) fn of(ours: Arc<OwnSegments>) -> Self {

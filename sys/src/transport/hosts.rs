@@ -134,7 +134,8 @@ pub(crate) fn machine() -> String {
 /// The address with which a process joins a world whose ranks may be started again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemberAddress {
-    pub(crate) host: HostAddress,
+    /// The address by which it is called.
+    pub(crate) address: PeerAddress,
     /// Its address in the network that the world uses, if it reaches any rank through it.
     pub(crate) net: Option<Address>,
 }
@@ -143,19 +144,25 @@ impl MemberAddress {
     /// Returns the text with which the process joins.
     pub(crate) fn encode(&self) -> String {
         let net = self.net.map_or(NOTHING.into(), |it| hex(it.bytes()));
-        format!("{}/{net}", self.host.encode())
+        format!("{LAYOUT_VERSION}.{}/{net}", hex(self.address.bytes()))
     }
 
     /// Decodes the text of another process, or returns what is wrong with it.
     pub(crate) fn decode(text: &str) -> Result<Self, String> {
-        let wrong = || format!("its address {text:?} is not one of nemesia: mixed programs in one job?");
-        let (host, net) = text.split_once('/').ok_or_else(wrong)?;
+        // The text has the token, which no error shows.
+        let wrong = || "its address is not one of nemesia: mixed programs in one job?".to_owned();
+        let (version, rest) = text.split_once('.').ok_or_else(wrong)?;
+        if version != LAYOUT_VERSION.to_string() {
+            return Err(version_mismatch(version));
+        }
+        let (address, net) = rest.split_once('/').ok_or_else(wrong)?;
+        let address = unhex(address).and_then(|bytes| bytes.try_into().ok()).ok_or_else(wrong)?;
         let net = match net {
             NOTHING => None,
             "" => return Err(wrong()),
             net => Some(unhex(net).and_then(|bytes| Address::new(&bytes)).ok_or_else(wrong)?),
         };
-        Ok(Self { host: HostAddress::decode(host)?, net })
+        Ok(Self { address: PeerAddress::from_bytes(address), net })
     }
 }
 
@@ -613,17 +620,19 @@ mod tests {
     #[test]
     fn the_address_of_a_member_survives_the_exchange_and_others_are_refused_in_words() {
         for net in [None, Address::new(&[1, 0xab, 0xff]), Address::new(&[7; MOST_ADDRESS_BYTES])] {
-            let address = MemberAddress { host: host("00ff", "42"), net };
+            let address = MemberAddress { address: PeerAddress::from_bytes([0xa5; 64]), net };
             assert_eq!(MemberAddress::decode(&address.encode()), Ok(address.clone()));
         }
-        let host = host("00ff", "42").encode();
+        let address = format!("{LAYOUT_VERSION}.{}", "a5".repeat(64));
         let long = "00".repeat(MOST_ADDRESS_BYTES + 1);
         for net in ["", "0", "0g", "0x12", "ab/cd", "-1", &long] {
-            let error = MemberAddress::decode(&format!("{host}/{net}")).unwrap_err();
-            assert!(error.contains("mixed programs"), "{net}: {error}");
+            let error = MemberAddress::decode(&format!("{address}/{net}")).unwrap_err();
+            assert!(error.contains("mixed programs") && !error.contains("a5a5"), "{net}: {error}");
         }
-        assert!(MemberAddress::decode(&host).is_err());
-        let other = format!("{host}/-").replacen(&LAYOUT_VERSION.to_string(), "999", 1);
+        for address in ["", "1.2", &address, &format!("{address}a5/-"), &format!("{}/-", &address[1..])] {
+            assert!(MemberAddress::decode(address).is_err(), "{address}");
+        }
+        let other = format!("{address}/-").replacen(&LAYOUT_VERSION.to_string(), "999", 1);
         assert!(MemberAddress::decode(&other).unwrap_err().contains("version 999"));
     }
 

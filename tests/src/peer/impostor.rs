@@ -22,7 +22,7 @@ use super::{Fault, Outcome, broken, ensure, tell};
 
 /// The geometry of the default configuration.
 const GEOMETRY: Geometry = Geometry { cells: 64, cell_bytes: 33 << 10, fastbox_slots: 128 };
-pub(super) const VERSION: u32 = nemesia_core::wire::LAYOUT_VERSION;
+const VERSION: u32 = nemesia_core::wire::LAYOUT_VERSION;
 /// The number of a link, and of a call.
 const NUMBER: u64 = 0x1234_5678_9abc_def0;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -89,12 +89,12 @@ fn listen(connection: &HandoffConnection, deadline: Instant) -> Outcome {
 }
 
 /// Returns the name of the hand-over socket of the process with this token.
-fn socket(token: &LinkToken) -> String {
+pub(super) fn socket(token: &LinkToken) -> String {
     format!("{:032x}", u128::from_be_bytes(token.hand_off_name()))
 }
 
 /// Returns the address of the process that has published this card.
-fn address(card: &str) -> Option<LinkAddress> {
+pub(super) fn address(card: &str) -> Option<LinkAddress> {
     let (host, facts) = card.split_once('/')?;
     let [_, machine, network, _, space, pid] = host.split('.').collect::<Vec<_>>().try_into().ok()?;
     let token = u128::from_str_radix(facts.split('.').next()?, 16).ok()?;

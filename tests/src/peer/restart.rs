@@ -2,14 +2,21 @@
 //! outside and started again `TIMES` times; the others readmit it and continue. `restart-impostor`: the last
 //! rank, which was never restarted, claims that it and others were restarted.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nemesia::bootstrap::{Bootstrap, BootstrapError, Exchange, Member};
-use nemesia::internals::os::{HandoffConnection, Segment, SegmentOptions};
+use nemesia::internals::os::HandoffConnection;
 use nemesia::{Access, Config, Endpoint, Error, Failure, KEY_BYTES, Refusal, Region, RemoteKey, Source, Tag};
+use nemesia_core::link::address::LinkAddress;
+use nemesia_core::link::offers::OfferList;
+use nemesia_core::link::proof::{LinkKey, NO_CHALLENGE};
+use nemesia_core::link::token::LinkToken;
+use nemesia_core::link::wire::{
+    LINK_VERSION, LinkBody, LinkCall, LinkHeader, LinkMessage, LinkService, MaskedAddress,
+};
+use nemesia_core::wire::hello::Proof;
 
-use super::impostor::VERSION;
+use super::impostor::{address, socket};
 use super::{Arena, Fault, Outcome, broken, descriptors, ensure, open, tell};
 use crate::content::{difference, filled, seed_of};
 
@@ -401,17 +408,23 @@ pub(super) fn impostor() -> Outcome {
         0 => called(endpoint),
         1 => die_when_told(&mut endpoint),
         _ => {
-            let name = heard.first().and_then(|address| address.split('.').nth(3)).unwrap_or_default();
-            for (rank, wanted) in [(1, "lives"), (2, "lives"), (0, "not awaited"), (7, "not awaited")] {
-                claim(name, rank, 1, wanted)?;
+            let called = heard.first().and_then(|card| address(card));
+            let called = called.ok_or_else(|| Fault::Broken(format!("no address in {heard:?}")))?;
+            let held = [(1, 1), (1, 9)].map(|(rank, incarnation)| claim(&called, rank, incarnation));
+            refused(claim(&called, 1, 1)?, "a later process")?;
+            for rank in [0, 7] {
+                refused(claim(&called, rank, 1)?, "no such rank")?;
             }
-            claim(name, 1, 0, "this rank is not awaited")?;
+            refused(claim(&called, 2, 0)?, "a later process")?;
             // Sends nothing at all.
-            let _silent = HandoffConnection::connect(name, Instant::now() + PATIENCE).map_err(Error::from)?;
+            let _silent = HandoffConnection::connect(&socket(&called.token), Instant::now() + PATIENCE);
             endpoint.send(0, WORD, &[])?;
             endpoint.recv(Source::Rank(0), Tag::Exactly(WORD), &mut [])?;
-            claim(name, 1, 1, "the launcher reports no such restart")?;
-            claim(name, 1, 9, "the launcher reports no such restart")?;
+            let [former, latest] = held;
+            refused(latest?, UNKNOWN)?;
+            ensure(is_closed(&former?), || "the former claim is kept".into())?;
+            refused(claim(&called, 1, 1)?, UNKNOWN)?;
+            refused(claim(&called, 1, 9)?, UNKNOWN)?;
             endpoint.send(0, WORD, &[])?;
             Ok(endpoint.close()?)
         }
@@ -454,28 +467,58 @@ pub(super) fn called(mut endpoint: Endpoint) -> Outcome {
     Ok(endpoint.close()?)
 }
 
-/// Claims to the listener of this name to be the next process of a rank, and expects a refusal with these
-/// words.
-fn claim(name: &str, rank: u32, incarnation: u64, wanted: &str) -> Outcome {
+/// What a process hears that the launcher has not started.
+const UNKNOWN: &str = "the launcher does not know this process";
+
+/// Calls the process with this address, and claims to be the next process of a rank.
+fn claim(called: &LinkAddress, rank: u32, incarnation: u64) -> Outcome<HandoffConnection> {
     let deadline = Instant::now() + PATIENCE;
-    let connection = HandoffConnection::connect(name, deadline).map_err(Error::from)?;
-    let mut bytes = b"NEMESIA1".to_vec();
-    bytes.extend(VERSION.to_le_bytes());
-    bytes.extend(rank.to_le_bytes());
-    bytes.extend(5_u64.to_le_bytes());
-    for field in [3_u32, 0, 64, 33 << 10, 128, 0] {
-        bytes.extend(field.to_le_bytes());
+    let connection = HandoffConnection::connect(&socket(&called.token), deadline).map_err(Error::from)?;
+    let (pid, token) = (std::process::id(), LinkToken::from_bytes([rank as u8 ^ incarnation as u8; 16]));
+    let own = LinkAddress { pid, token, ..*called }.encode();
+    let (called, key) = (called.encode(), LinkKey::of(&called.encode(), None));
+    let call = LinkCall {
+        call: 1,
+        incarnation,
+        number: 0,
+        packet_bytes: 33 << 10,
+        challenge: 0,
+        instance: rank + 1,
+        nonce: 1,
+        address: MaskedAddress(key.mask(Some(&NO_CHALLENGE), 1, own.bytes())),
+        offers: OfferList::EMPTY.get(true),
+        proof: Proof::default(),
+    };
+    let header = LinkHeader { version: LINK_VERSION, service: LinkService::Engine, to: 0, from: 1 };
+    let mut message = LinkMessage { header, body: LinkBody::Call(call) }.encode();
+    let proof = key.call_proof(&NO_CHALLENGE, &called, message.get());
+    message.seal(&proof);
+    connection.send(message.get(), &[], deadline).map_err(Error::from)?;
+    Ok(connection)
+}
+
+/// Expects a refusal with these words, perhaps after the message that the call is held.
+fn refused(connection: HandoffConnection, wanted: &str) -> Outcome {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mut bytes = [0; 512];
+        let (len, _) = connection.recv(&mut bytes, 2, deadline).map_err(Error::from)?;
+        match LinkMessage::decode(&bytes[..len], LINK_VERSION).map(|message| message.body) {
+            Ok(LinkBody::Hold) => {}
+            Ok(LinkBody::Refuse(refuse)) if refuse.text.get().contains(wanted) => return Ok(()),
+            other => return broken(format!("{wanted:?}: {other:?}")),
+        }
     }
-    bytes.extend([0; 64]);
-    for field in [0, incarnation, 0] {
-        bytes.extend(field.to_le_bytes());
+}
+
+/// Returns whether the other end has closed a connection, which has nothing but that the call is held.
+fn is_closed(connection: &HandoffConnection) -> bool {
+    let (mut bytes, deadline) = ([0; 512], Instant::now() + PATIENCE);
+    while let Ok((len, _)) = connection.recv(&mut bytes, 2, deadline) {
+        let message = LinkMessage::decode(&bytes[..len], LINK_VERSION);
+        if !matches!(message.map(|message| message.body), Ok(LinkBody::Hold)) {
+            return false;
+        }
     }
-    let segment = Segment::create("impostor", 4096, &SegmentOptions::default()).map_err(Error::from)?;
-    let fd = segment.fd().ok_or_else(|| Fault::Broken("a segment without descriptor".into()))?;
-    let fds: [BorrowedFd<'_>; 3] = [fd.as_fd(); 3];
-    connection.send(&bytes, &fds, deadline).map_err(Error::from)?;
-    let mut words = [0; 512];
-    let (len, _) = connection.recv(&mut words, 2, deadline).map_err(Error::from)?;
-    let words = String::from_utf8_lossy(&words[..len]).into_owned();
-    ensure(words.starts_with("NEMESIAX") && words.contains(wanted), || format!("{wanted:?}: {words:?}"))
+    Instant::now() < deadline
 }

@@ -167,7 +167,8 @@ impl<S: LinkStorage> Links<S> {
     /// Checks what a call says about its rank. Returns whether the process says that it is the restarted one.
     fn check_rank(&self, rank: u32, proved: &ProvedCall<'_>) -> Result<bool, LinkRefusal> {
         let unknown = refused(RefusalCode::Unknown, false, "this world has no such rank");
-        let known = self.ranks.borrow().get(rank as usize).ok_or(unknown)?;
+        let is_own = self.process.rank == Some(rank);
+        let known = self.ranks.borrow().get(rank as usize).filter(|_| !is_own).ok_or(unknown)?;
         let incarnation = proved.call.incarnation;
         if proved.peer == known.address {
             return Ok(false);

@@ -178,6 +178,7 @@ impl<S: LinkStorage> Links<S> {
         let Some(index) = (0..touched).find(is_left) else { return false };
         self.drop_waiting(index, owner);
         if self.links.get(index).stage == LinkStage::Held {
+            self.send_body(index, LinkBody::Leave(self.closing.unwrap_or(LeaveManner::Closed)), owner);
             self.drop_carrier(index, owner);
             let rank = self.links.get(index).rank;
             if let Some(slot) = self.rank_mut(rank) {

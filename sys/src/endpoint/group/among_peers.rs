@@ -50,7 +50,7 @@ impl Endpoint {
     /// not be reached, does not wait for this process. Each such address takes 64 bytes, at most 65,536 are kept.
     ///
     /// # Errors
-    /// [`Error::Members`] if this process is not in the group, or if a process is there twice. [`Error::NoAddress`].
+    /// [`Error::Members`] if this process is not in the group, or if a process is there twice.
     pub fn among_peers(&mut self, group: &PeerGroup) -> Result<AmongPeers<'_>, Error> {
         let call = self.check_group(group)?;
         Ok(AmongPeers { endpoint: self, group: group.clone(), call })

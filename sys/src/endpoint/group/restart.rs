@@ -1,10 +1,8 @@
 //! Ranks that were started again: finding them, readmitting them, and being readmitted.
 //!
-//! Inside a machine the rejoin listener ([`crate::shm::RejoinListener`]) decides which connection requests are genuine,
-//! and between machines the launcher's list of members. The core resets the state of a rank
+//! The launcher's list of members decides which claims are genuine. The core resets the state of a rank
 //! ([`nemesia_core::engine::Engine::reconnect`]).
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::port::Route;
@@ -15,7 +13,8 @@ use crate::endpoint::Endpoint;
 use crate::endpoint::wait::{Awaited, Wait};
 use crate::error::Error;
 use crate::os::Departure;
-use crate::shm::{JoiningProcess, RejoinAnswer, Unjoined};
+use crate::shm::{JoiningProcess, RankClaim};
+use crate::transport::hosts::MemberAddress;
 use crate::transport::net::{NetAnswer, NetPort};
 
 /// # Restart
@@ -41,7 +40,7 @@ impl Endpoint {
     /// Until then, operations with the survivor wait, and so do agreements. Ranks that are gone when the process starts
     /// have failed.
     pub fn incarnation(&self) -> u64 {
-        self.rejoin.incarnation()
+        self.here.incarnation()
     }
 
     /// Returns the incarnation of a rank: that of the process with which this process is or was last connected.
@@ -51,7 +50,8 @@ impl Endpoint {
 
     /// Returns whether this process waits until a survivor readmits it.
     pub fn is_awaiting(&self, rank: usize) -> bool {
-        self.rejoin.awaits(rank) || self.net().is_some_and(|net| net.awaits(rank as u32))
+        self.peers.as_ref().is_some_and(|peers| self.incarnation() > 0 && peers.awaits(rank as u32))
+            || self.net().is_some_and(|net| net.awaits(rank as u32))
     }
 
     /// Returns the ranks that have failed, were started again, and wait to be readmitted, in rising order.
@@ -65,11 +65,28 @@ impl Endpoint {
     pub fn restarted(&mut self) -> Result<Vec<usize>, Error> {
         self.check_origin()?;
         self.check_liveness();
-        let mut ranks = self.rejoin.ranks(may_restart(self.exchange.as_deref_mut())?)?;
+        let mut ranks: Vec<usize> = self.claims()?.iter().map(|claim| claim.rank as usize).collect();
         ranks.extend(self.restarted_remote()?);
         ranks.retain(|rank| self.failure(*rank).is_some());
         ranks.sort_unstable();
         Ok(ranks)
+    }
+
+    /// Returns the processes of this machine that wait for readmission and that the launcher confirms. Others are
+    /// refused.
+    fn claims(&mut self) -> Result<Vec<RankClaim>, Error> {
+        self.with_peers(|peers, endpoint| {
+            let exchange = may_restart(endpoint.exchange.as_deref_mut())?;
+            let is_genuine = |claim: &RankClaim| {
+                let member = exchange.member(claim.rank as usize)?;
+                Ok(member.is_some_and(|member| {
+                    let address = MemberAddress::decode(&member.address);
+                    member.incarnation == claim.incarnation
+                        && address.is_ok_and(|known| known.address == claim.peer)
+                }))
+            };
+            peers.claims(is_genuine, &endpoint.waiter.watch)
+        })
     }
 
     /// Returns the ranks whose new processes wait for readmission over the network and that the launcher confirms.
@@ -127,8 +144,9 @@ impl Endpoint {
     ///   ([`Endpoint::acknowledge_failures`]).
     /// - The counters of the rank ([`Endpoint::peer_counters`]) begin at zero.
     /// - Keys of the earlier process's regions are invalid. The regions of this process stay as they are.
-    /// - A rank that is reached over the network is connected a little later. Operations with it wait until then. If
-    ///   it dies before, they end with [`Error::PeerFailed`].
+    /// - The rank is connected a little later. Operations with it wait until then. If it dies before, has other
+    ///   settings, or lacks something, they end with [`Error::PeerFailed`]. While this process lacks descriptors or
+    ///   memory, the new process waits.
     /// - The rank takes part in [`Endpoint::agree`] and [`Endpoint::shrink`] again. All survivors readmit it
     ///   between the same two agreements, and it learns their number. If several ranks come back at once, a
     ///   survivor sends each of them the ranks that are gone, and each readmits these before it takes part. If
@@ -138,8 +156,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`Error::NotRestarted`] if [`Endpoint::restarted`] does not name the rank. [`Error::AgreementUnderWay`].
-    /// [`Error::Peer`] if the new process has other settings; it is refused. [`Error::Shm`] if this process lacks
-    /// descriptors or memory: the new process waits for another call. The errors of [`Endpoint::restarted`].
+    /// The errors of [`Endpoint::restarted`].
     pub fn readmit(&mut self, rank: usize) -> Result<(), Error> {
         self.check_origin()?;
         if rank >= self.size() {
@@ -157,19 +174,13 @@ impl Endpoint {
         if self.engine.port().route(rank as u32) == Route::Remote {
             return self.readmit_remote(rank);
         }
-        let joining = self.rejoin.admit(rank).ok_or(Error::NotRestarted { rank })?;
-        let joining = joining.map_err(|why| match why {
-            Unjoined::Shortage(error) => Error::Shm(error),
-            Unjoined::Problem(problem) => Error::Peer { rank, problem },
-        })?;
+        let claim = self.claims()?.into_iter().find(|claim| claim.rank as usize == rank);
+        let claim = claim.ok_or(Error::NotRestarted { rank })?;
+        let agreements = self.agreements.number();
         self.forget_process(rank);
-        let connection = self.connect_process(joining)?;
-        self.engine.reconnect(rank as u32);
+        self.incarnations[rank] = claim.incarnation;
         self.agreements.readmit(rank);
-        // All shared structures that the joining process may read are empty now.
-        let (port, agreements) = (self.engine.port_mut().local_mut(), self.agreements.number());
-        self.rejoin.answer(port, rank, &connection, agreements);
-        Ok(())
+        self.with_peers(|peers, endpoint| peers.readmit(&claim, agreements, endpoint))
     }
 
     /// Readmits a rank that is reached over the network. Its connection becomes ready later; until then operations with
@@ -191,14 +202,11 @@ impl Endpoint {
         self.engine.port_mut().local_mut().host_mut().regions.forget(rank as u32);
     }
 
-    /// Connects the port with a process with which it is not connected, and returns the connection.
-    pub(in crate::endpoint) fn connect_process(
-        &mut self,
-        joining: JoiningProcess,
-    ) -> Result<Arc<crate::os::HandoffConnection>, Error> {
+    /// Connects the port with a process with which it is not connected.
+    pub(in crate::endpoint) fn connect_process(&mut self, joining: JoiningProcess) -> Result<(), Error> {
         let (rank, incarnation) = (joining.number, joining.incarnation);
         let (port, watch) = (self.engine.port_mut().local_mut(), &mut self.waiter.watch);
-        let (connection, met) = joining.enter(port, watch)?;
+        let met = joining.enter(port, watch)?;
         self.facts.expedited &= met.expedited;
         if rank >= self.facts.met.len() {
             self.facts.met.resize_with(rank + 1, || None);
@@ -206,7 +214,7 @@ impl Endpoint {
         }
         self.facts.met[rank] = Some(met);
         self.incarnations[rank] = incarnation;
-        Ok(connection)
+        Ok(())
     }
 
     /// Applies the setting for failures, and marks the ranks as failed that were gone before this process started.
@@ -217,46 +225,6 @@ impl Endpoint {
             self.engine.fail(*rank as u32, Failure::Died);
         }
         self.engine.acknowledge();
-    }
-
-    /// Accepts connection requests, and processes the answers to those of this process. Returns whether this may have
-    /// changed anything.
-    pub(in crate::endpoint) fn attend_rejoin(&mut self) -> bool {
-        self.rejoin.open(&self.waiter.watch);
-        let Self { rejoin, waiter, leaving, .. } = self;
-        rejoin.hear(|rank| {
-            if !waiter.watch.is_watched(rank) {
-                return false;
-            }
-            // A process that was started again connects only after its predecessor has ended, so the end is visible by
-            // now.
-            match waiter.watch.look_at(rank) {
-                Some(departure) => {
-                    leaving.push((rank, departure, 0));
-                    false
-                }
-                None => true,
-            }
-        });
-        let mut changed = false;
-        self.warn_of_shortage(|endpoint| endpoint.rejoin.next_shortage());
-        while let Some((rank, answer)) = self.rejoin.next_answer(&self.waiter.watch) {
-            changed = true;
-            match answer {
-                RejoinAnswer::Met(joining) => {
-                    let agreements = joining.agreements;
-                    match self.connect_process(*joining) {
-                        Ok(_) => {
-                            self.agreements.hear(rank, agreements);
-                            self.engine.connected(rank as u32);
-                        }
-                        Err(error) => self.lose(rank, Departure::Died, Some(error.to_string())),
-                    }
-                }
-                RejoinAnswer::Gone(departure, problem) => self.lose(rank, departure, problem),
-            }
-        }
-        changed
     }
 
     /// Processes what has become of connections with restarted processes over the network. Returns whether anything has
@@ -311,7 +279,8 @@ impl Endpoint {
         let mut wait = Wait::new(None);
         // The answers may have come with the last packets.
         self.attend_net_rejoin();
-        while self.rejoin.awaits_answers() || self.net().is_some_and(NetPort::awaits_answers) {
+        let is_awaiting = |it: &Self| (0..it.size()).any(|rank| it.is_awaiting(rank));
+        while is_awaiting(self) || self.net().is_some_and(NetPort::awaits_answers) {
             let packets = self.engine.progress().packets;
             self.pause(&mut wait, packets, Awaited::Other)?;
         }

@@ -95,7 +95,7 @@ impl Endpoint {
 
     fn failed_accepts(&self) -> u64 {
         let calls = self.peers.as_ref().map_or(0, |peers| peers.failed_accepts());
-        calls + self.rejoin.failed_accepts() + self.net().map_or(0, NetPort::failed_accepts)
+        calls + self.net().map_or(0, NetPort::failed_accepts)
     }
 
     fn registration_counters(&self) -> RegistrationCounters {

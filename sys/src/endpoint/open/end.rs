@@ -38,7 +38,6 @@ impl Drop for Endpoint {
         }
         self.end_assists();
         self.forbid_reading();
-        self.rejoin.send_goodbyes(self.finished);
         // Without a table of peers there is nothing to announce.
         let _ = self.with_peers(|peers, endpoint| {
             peers.send_goodbyes(endpoint.finished, &endpoint.waiter.watch);

@@ -9,7 +9,7 @@ use super::table::PeerTable;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::Watch;
-use crate::shm::{CallOutcome, CallTerms, Calls};
+use crate::shm::{CallGrant, CallOutcome, CallTerms, Calls, RankClaim};
 
 impl PeerTable {
     /// Calls `work` with the calls of this machine, and the table without them.
@@ -86,14 +86,20 @@ impl PeerTable {
     fn conclude(&mut self, peer: PeerRef, outcome: CallOutcome, endpoint: &mut Endpoint) {
         match outcome {
             CallOutcome::Opened(joining) => {
+                let was_called = matches!(self.table.stage(peer), Ok(PeerStage::Calling(_)));
                 if self.table.opened(peer).is_some() {
+                    if was_called && self.is_rank(peer) && endpoint.incarnation() > 0 {
+                        endpoint.agreements.hear(joining.number, joining.agreements);
+                    }
                     self.enter(peer, *joining, endpoint);
                 }
             }
+            // The peer calls again, if it lives.
+            CallOutcome::Undone(problem) if problem.is_empty() => {
+                self.lose_call(peer, Failure::Unreachable, endpoint);
+            }
             CallOutcome::Undone(problem) => {
-                if !problem.is_empty() {
-                    self.blame(peer, &problem, endpoint);
-                }
+                self.blame(peer, &problem, endpoint);
                 self.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
             }
             CallOutcome::Ended(ending, problem) => {
@@ -114,6 +120,52 @@ impl PeerTable {
     }
 }
 
+/// # Restart
+impl PeerTable {
+    /// Returns whether a rank of this machine is called, and has not answered.
+    pub(in crate::endpoint) fn awaits(&self, rank: u32) -> bool {
+        let peer = self.peer_of_rank(rank).filter(|peer| !self.is_remote_rank(*peer));
+        peer.is_some_and(|peer| matches!(self.table.stage(peer), Ok(PeerStage::Calling(_))))
+    }
+
+    /// Returns the processes that wait to be readmitted and that the launcher confirms. `is_genuine` asks it. Others
+    /// are refused.
+    pub(in crate::endpoint) fn claims(
+        &mut self,
+        mut is_genuine: impl FnMut(&RankClaim) -> Result<bool, Error>,
+        watch: &Watch,
+    ) -> Result<Vec<RankClaim>, Error> {
+        let Some(calls) = &mut self.calls else { return Ok(Vec::new()) };
+        for claim in calls.claims().iter().filter(|claim| !claim.is_sure) {
+            calls.judge(claim, is_genuine(claim)?, watch);
+        }
+        Ok(calls.claims())
+    }
+
+    /// Readmits the process that waits to be the one of this rank: it is answered with this number of agreements.
+    pub(in crate::endpoint) fn readmit(
+        &mut self,
+        claim: &RankClaim,
+        agreements: u64,
+        endpoint: &mut Endpoint,
+    ) -> Result<(), Error> {
+        let rank = claim.rank;
+        let Some(peer) = self.peer_of_rank(rank) else { return Ok(()) };
+        self.end(peer, PeerEnd::Lost, Failure::Died, endpoint);
+        self.table.renew(peer, &claim.peer)?;
+        endpoint.engine.reconnect(rank);
+        self.readmitted.insert(rank, agreements);
+        // The call of the process counts. If it has come to nothing, this process calls.
+        let _call = self.speak(peer)?;
+        self.begin(peer, rank, endpoint)?;
+        self.with_calls(|peers, calls| {
+            calls.readmit(claim, rank, &mut PeerTerms { peers, endpoint, is_late: false, is_full: false });
+        });
+        self.conclude_all(endpoint);
+        Ok(())
+    }
+}
+
 /// What this process decides about the authors of calls.
 struct PeerTerms<'a> {
     peers: &'a mut PeerTable,
@@ -129,7 +181,7 @@ impl CallTerms for PeerTerms<'_> {
         &self.endpoint.waiter.watch
     }
 
-    fn decide(&mut self, caller: &PeerAddress) -> Result<(u32, u64), (String, bool)> {
+    fn decide(&mut self, caller: &PeerAddress) -> Result<CallGrant, (String, bool)> {
         let Self { peers, endpoint, is_late, .. } = self;
         if let Some(problem) = peers.refusal_of(caller, false) {
             return Err((problem.into(), false));
@@ -155,7 +207,8 @@ impl CallTerms for PeerTerms<'_> {
             peers.end(peer, PeerEnd::Lost, Failure::Unreachable, endpoint);
             return Err((problem, false));
         }
-        Ok((rank, endpoint.engine.granted(rank)))
+        let word = peers.readmitted.get(&rank).copied().unwrap_or(0);
+        Ok(CallGrant { number: rank, units: endpoint.engine.granted(rank), word })
     }
 
     fn hear_from(&mut self, peer: &PeerAddress) {

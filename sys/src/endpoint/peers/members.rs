@@ -141,7 +141,7 @@ impl Endpoint {
     /// ([`Endpoint::meet`]). Of an endpoint that was opened alone: the group of this process.
     ///
     /// # Errors
-    /// [`Error::NoAddress`], as for [`Endpoint::address`].
+    /// As for [`Endpoint::address`].
     pub fn world_group(&self) -> Result<PeerGroup, Error> {
         let own = *self.address()?;
         let ranks = 0..self.engine.ranks().max(1);

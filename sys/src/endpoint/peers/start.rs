@@ -6,8 +6,8 @@ use nemesia_core::engine::Failure;
 
 use super::table::PeerTable;
 use crate::config::SingleCopy;
-use crate::endpoint::Endpoint;
 use crate::endpoint::wait::{Awaited, Wait};
+use crate::endpoint::{Endpoint, WaitCounters};
 use crate::error::Error;
 use crate::opening::OpeningReport;
 
@@ -32,23 +32,43 @@ impl Endpoint {
         let mut report = OpeningReport::new(self.config.explain, (own, size));
         let mut wait = Wait::new(Some(self.patience()));
         let mut missing: Vec<usize> = (0..size).filter(|rank| self.is_awaited(*rank)).collect();
-        while !missing.is_empty() {
-            let called = if begun.elapsed() < LATE { own } else { size };
-            self.with_peers(|peers, endpoint| Ok(peers.call_ranks((&missing, own, called), endpoint)))?;
-            let packets = self.engine.progress().packets;
-            self.attend_calls();
+        loop {
             missing.retain(|rank| self.is_awaited(*rank));
+            if missing.is_empty() {
+                break;
+            }
             if let Some(rank) = missing.iter().find(|rank| self.failure(**rank).is_some()) {
                 return Err(self.start_failed(*rank));
             }
             report.look(|| missing.clone());
-            match self.pause(&mut wait, packets, Awaited::Other) {
-                Err(Error::Timeout(_)) if !missing.is_empty() => return Err(late(&missing)),
-                paused => paused?,
+            let called = if begun.elapsed() < LATE { own } else { size };
+            self.with_peers(|peers, endpoint| {
+                peers.call_ranks((&missing, own, called), endpoint);
+                Ok(())
+            })?;
+            let packets = self.engine.progress().packets;
+            if !self.attend_calls() {
+                self.pause(&mut wait, packets, Awaited::Other).map_err(|error| match error {
+                    Error::Timeout(_) => late(&missing),
+                    error => error,
+                })?;
             }
         }
+        // The waits of the opening are not those of the program.
+        self.waiter.counters = WaitCounters::default();
         self.warn_of_unreadable();
         Ok(())
+    }
+
+    /// Calls all ranks of this machine that have not failed, as a process that was restarted. They answer when they
+    /// readmit it.
+    pub(in crate::endpoint) fn call_missing(&mut self) -> Result<(), Error> {
+        let mut missing: Vec<usize> = (0..self.size()).filter(|rank| self.is_awaited(*rank)).collect();
+        missing.retain(|rank| self.failure(*rank).is_none());
+        self.with_peers(|peers, endpoint| {
+            missing.iter().for_each(|rank| peers.call_rank(*rank as u32, endpoint));
+            Ok(())
+        })
     }
 
     /// Returns whether this rank of this machine is not connected.
@@ -81,6 +101,19 @@ impl Endpoint {
 }
 
 impl PeerTable {
+    /// Records that a rank on another machine was connected before the engine was started.
+    pub(in crate::endpoint) fn begin_connected(
+        &mut self,
+        rank: u32,
+        endpoint: &mut Endpoint,
+    ) -> Result<(), Error> {
+        let Some(peer) = self.peer_of_rank(rank) else { return Ok(()) };
+        let _number = self.speak(peer)?;
+        self.begin(peer, rank, endpoint)?;
+        self.table.opened(peer);
+        Ok(())
+    }
+
     /// Calls some of the missing ranks below `called`, those below `own` first.
     fn call_ranks(&mut self, (missing, own, called): (&[usize], usize, usize), endpoint: &mut Endpoint) {
         let (below, above) = missing.split_at(missing.partition_point(|rank| *rank < own));

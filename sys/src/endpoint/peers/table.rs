@@ -94,6 +94,8 @@ pub(in crate::endpoint) struct PeerTable {
     pub(super) collectives: BTreeMap<u64, u64>,
     /// The processes that a collective call has lost, whose calls are refused.
     pub(super) parted: BTreeSet<PeerAddress>,
+    /// The ranks that were readmitted, with the number of agreements at that time.
+    pub(super) readmitted: BTreeMap<u32, u64>,
     /// The connections that this process has begun.
     begun: u64,
 }
@@ -123,6 +125,7 @@ impl PeerTable {
             meetings: BTreeMap::new(),
             collectives: BTreeMap::new(),
             parted: BTreeSet::new(),
+            readmitted: BTreeMap::new(),
             begun: 0,
         })
     }
@@ -170,6 +173,7 @@ impl PeerTable {
             meetings: BTreeMap::new(),
             collectives: BTreeMap::new(),
             parted: BTreeSet::new(),
+            readmitted: BTreeMap::new(),
             begun: 0,
         })
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::meeting::TestMeeting;
 use super::pair;
 use crate::os::testing;
-use crate::{Arm, Config, Endpoint, Error, Failure, NetChoice, Source, Tag};
+use crate::{Arm, Config, Endpoint, Error, Failure, NetChoice, PeerStage, Source, Tag};
 
 const EVER: Duration = Duration::from_secs(60);
 
@@ -308,12 +308,17 @@ fn a_rank_on_another_machine_may_compute_for_longer_than_the_time_limit() {
 }
 
 #[test]
-fn a_world_whose_ranks_on_several_machines_connect_at_the_start_has_no_address() {
-    let [mut one, two] = two_apart(&apart().connect_on_demand(false));
-    assert!(matches!(one.address(), Err(Error::NoAddress)));
+fn a_world_whose_ranks_on_several_machines_connect_at_the_start_has_further_peers_on_its_machine() {
+    let config = apart().connect_on_demand(false);
+    let [mut one, mut two] = two_apart(&config);
+    let rank = one.connect(two.address().unwrap()).unwrap();
+    assert_eq!((one.rank_of(rank).unwrap(), one.stage_of(rank).unwrap()), (1, PeerStage::Connected(0)));
+    // These processes say of themselves that they are apart from all others.
     let lone = Endpoint::alone(&Config::default()).unwrap();
-    assert!(matches!(one.connect(lone.address().unwrap()), Err(Error::NoAddress)));
-    drop(two);
+    let error = one.connect(lone.address().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("another machine"), "{error}");
+    one.send(1, 3, b"x").unwrap();
+    assert_eq!(two.recv(Source::Rank(0), Tag::Exactly(3), &mut [0; 1]).unwrap().len, 1);
 }
 
 /// Returns what an endpoint says about the connections with its peer.

@@ -27,11 +27,7 @@ impl Endpoint {
         }
         self.advance_net();
         self.warn_of_shortage(|endpoint| endpoint.net_mut()?.next_shortage());
-        let connection_requested = self.waiter.watch.was_called() || self.rejoin.is_busy();
-        let changed = self.attend_net_rejoin()
-            | (connection_requested && self.attend_rejoin())
-            | self.attend_calls()
-            | self.grow_unexpected();
+        let changed = self.attend_net_rejoin() | self.attend_calls() | self.grow_unexpected();
         self.waiter.changes += u64::from(changed || !self.leaving.is_empty());
         if self.leaving.is_empty() {
             return changed;

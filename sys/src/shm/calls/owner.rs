@@ -18,12 +18,12 @@ use nemesia_core::link::wire::{
 use nemesia_core::peers::PeerAddress;
 use nemesia_core::shared::layout::Geometry;
 
-use super::{CallOutcome, CallTerms};
+use super::{CallGrant, CallOutcome, CallTerms, RankClaim};
 use crate::error::Error;
 use crate::os::shortage::Shortage;
 use crate::os::{ForeignFd, HandoffConnection, Watch, random};
 use crate::shm::address;
-use crate::shm::handshake::ShmHandshake;
+use crate::shm::handshake::SaidProcess;
 use crate::shm::joining::JoiningProcess;
 use crate::shm::peer::{ShmWorld, map};
 use crate::shm::segments::{OwnLink, OwnSegments, Unjoined};
@@ -115,8 +115,8 @@ pub(super) struct CallDesk {
     author: Option<PeerAddress>,
     /// Links whose answers may be over.
     pub(super) touched: Vec<LinkRef>,
-    /// Ranks that unknown processes claim to be.
-    pub(super) claimed: Vec<u32>,
+    /// Unknown processes that claim to be ranks. Those whose links are not held any more have gone.
+    pub(super) claims: Vec<RankClaim>,
     pub(super) shortage: Shortage,
 }
 
@@ -136,7 +136,7 @@ impl CallDesk {
             outcomes: VecDeque::new(),
             author: None,
             touched: Vec::new(),
-            claimed: Vec::new(),
+            claims: Vec::new(),
             shortage,
         }
     }
@@ -174,12 +174,14 @@ impl CallDesk {
         LinkIntroduction { number, packet_bytes: cell_bytes, word: 0, chosen: 0 }
     }
 
-    /// Maps the segments that a peer offers, whose number for this process is in the same message.
+    /// Maps the segments that a peer offers, whose number for this process is in the same message, with its incarnation
+    /// and the number of its agreements.
     fn meet(
         &self,
         own: OwnLink,
         carrier: CarrierRef,
-        (peer, number, offers): (&PeerAddress, u32, LinkOffers<'_>),
+        (peer, offers): (&PeerAddress, LinkOffers<'_>),
+        (number, incarnation, agreements): (u32, u64, u64),
     ) -> Result<JoiningProcess, Unjoined> {
         let epoch = address::decode(peer)?.token.epoch();
         let offer = offers.iter().find_map(|offer| match offer {
@@ -188,17 +190,14 @@ impl CallDesk {
         });
         let offer = offer.ok_or_else(|| Unjoined::from("it offers no segments".to_owned()))?;
         let [cells, cell_bytes, fastbox_slots] = offer.geometry;
-        let said = ShmHandshake {
-            rank: 0,
+        let said = SaidProcess {
             epoch,
-            size: 1,
             number,
             geometry: Geometry { cells, cell_bytes, fastbox_slots },
             expedited: offer.flags & EXPEDITED != 0,
-            cpus: offer.processors,
             stamp: offer.stamp,
-            incarnation: 0,
-            agreements: 0,
+            incarnation,
+            agreements,
         };
         said.check_number()?;
         let it = self.carriers.get(&carrier);
@@ -244,7 +243,7 @@ impl CallTerms for RefuseAll<'_> {
         self.0
     }
 
-    fn decide(&mut self, _: &PeerAddress) -> Result<(u32, u64), (String, bool)> {
+    fn decide(&mut self, _: &PeerAddress) -> Result<CallGrant, (String, bool)> {
         Err(("this process is busy".into(), true))
     }
 
@@ -280,7 +279,8 @@ impl<T: CallTerms> CallOwner<'_, T> {
         (peer, call, number): (&PeerAddress, &LinkCall<'_>, u32),
     ) -> Result<JoiningProcess, LinkRefusal> {
         let own = self.desk.ours.link(number).map_err(Unjoined::from);
-        let met = own.and_then(|own| self.desk.meet(own, carrier, (peer, call.number, call.offers)));
+        let said = (call.number, call.incarnation, 0);
+        let met = own.and_then(|own| self.desk.meet(own, carrier, (peer, call.offers), said));
         met.map_err(|unjoined| self.desk.judge(link, unjoined, "its call was refused: "))
     }
 }
@@ -402,7 +402,7 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
         call: &LinkCall<'_>,
         offers: &mut OfferList,
     ) -> Result<LinkIntroduction, LinkRefusal> {
-        let (number, units) = self.terms.decide(peer).map_err(|(words, is_passing)| {
+        let CallGrant { number, units, word } = self.terms.decide(peer).map_err(|(words, is_passing)| {
             let code = if is_passing { RefusalCode::Full } else { RefusalCode::Unknown };
             refusal(code, &words, is_passing)
         })?;
@@ -416,7 +416,7 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
         if let Some(parts) = self.desk.parts.get_mut(&link) {
             parts.joining = Some(joining);
         }
-        Ok(LinkIntroduction { chosen: SEGMENTS, ..self.desk.introduce(number, units, offers) })
+        Ok(LinkIntroduction { word, chosen: SEGMENTS, ..self.desk.introduce(number, units, offers) })
     }
 
     fn join(&mut self, link: LinkRef, answer: &LinkAnswer<'_>) -> PathResult {
@@ -428,7 +428,8 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
             Some((mut own, carrier)) => {
                 // The peer has got it with the call.
                 own.close_descriptor();
-                self.desk.meet(own, carrier, (&peer, answer.number, answer.offers))
+                let said = (answer.number, answer.incarnation, answer.word);
+                self.desk.meet(own, carrier, (&peer, answer.offers), said)
             }
             None => Err(Unjoined::from("the call is over".to_owned())),
         };
@@ -454,7 +455,11 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
 
     fn report(&mut self, link: LinkRef, event: LinkEvent<'_>) {
         match event {
-            LinkEvent::Restarted(rank, _) => self.desk.claimed.push(rank),
+            LinkEvent::Restarted(rank, incarnation) => {
+                if let Some(peer) = self.desk.author {
+                    self.desk.claims.push(RankClaim { link, rank, incarnation, peer, is_sure: false });
+                }
+            }
             LinkEvent::Opened => {
                 let Some(parts) = self.desk.parts.remove(&link) else { return };
                 if let Some(it) = parts.carrier.and_then(|carrier| self.desk.carriers.remove(&carrier)) {

@@ -19,19 +19,19 @@ use crate::shm::segments::OwnLink;
 const GEOMETRY: Geometry = Geometry { cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn world(token: LinkToken) -> ShmWorld {
+fn world(token: LinkToken, geometry: Geometry) -> ShmWorld {
     ShmWorld {
         config: Config::default(),
-        geometry: GEOMETRY,
+        geometry,
         rank: 0,
         size: 1,
-        epoch: token.epoch(),
         token,
         expedited: true,
         cpus: [1; 8],
         stamp: 0,
         incarnation: 0,
         sealed: false,
+        restarts: false,
     }
 }
 
@@ -47,9 +47,10 @@ impl CallTerms for Terms {
         &self.watch
     }
 
-    fn decide(&mut self, _: &PeerAddress) -> Result<(u32, u64), (String, bool)> {
+    fn decide(&mut self, _: &PeerAddress) -> Result<CallGrant, (String, bool)> {
         self.numbers += 1;
-        self.refusal.clone().map_or(Ok((self.numbers % 8, 0)), Err)
+        let granted = CallGrant { number: self.numbers % 8, ..CallGrant::default() };
+        self.refusal.clone().map_or(Ok(granted), Err)
     }
 
     fn hear_from(&mut self, _: &PeerAddress) {}
@@ -70,13 +71,18 @@ impl CallingProcess {
 
     /// Returns the first rank of a world of these ranks, besides itself.
     fn of(others: &[PeerAddress]) -> Self {
+        Self::sized(others, GEOMETRY)
+    }
+
+    fn sized(others: &[PeerAddress], geometry: Geometry) -> Self {
         let mut watch = Watch::new().unwrap();
-        let world = Arc::new(world(LinkToken::from_bytes(random().unwrap())));
-        let ours = OwnSegments::new(&world.config, GEOMETRY, world.epoch, &mut Vec::new()).unwrap();
+        let world = Arc::new(world(LinkToken::from_bytes(random().unwrap()), geometry));
+        let ours = OwnSegments::new(&world.config, geometry, world.token.epoch(), &mut Vec::new()).unwrap();
         let (ours, listener) = (Arc::new(ours), world.bind().unwrap());
         let place = world.address(&listener);
         let own = place.encode();
         let ranks: Vec<_> = if others.is_empty() { Vec::new() } else { [&[own], others].concat() };
+        let ranks: Vec<_> = ranks.into_iter().map(|address| (address, 0)).collect();
         let lent = (Arc::clone(&world), Arc::clone(&ours));
         let calls = Calls::listen_as(lent.0, lent.1, (listener, place), &ranks, &mut watch).unwrap();
         Self { calls, terms: Terms { watch, numbers: 0, refusal: None }, world, ours }

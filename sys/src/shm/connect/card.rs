@@ -10,7 +10,7 @@ use nemesia_core::shared::layout::Geometry;
 use crate::config::{Config, NetChoice, SingleCopy};
 use crate::os::HandoffListener;
 use crate::shm::address;
-use crate::shm::handshake::{Cpus, ShmHandshake};
+use crate::shm::handshake::Cpus;
 use crate::shm::peer::ShmWorld;
 use crate::transport::hosts::HostAddress;
 
@@ -67,14 +67,6 @@ impl ProcessCard {
     /// Returns the address by which the process is called.
     pub(super) fn address(&self) -> PeerAddress {
         address::address_at(&self.host, self.token).encode()
-    }
-
-    /// Returns the handshake that the process would send, as far as it can be known.
-    pub(super) fn handshake(&self, rank: u32, size: u32) -> ShmHandshake {
-        let Self { token, geometry, expedited, cpus, .. } = *self;
-        let epoch = token.epoch();
-        let (number, stamp, incarnation, agreements) = (0, 0, 0, 0);
-        ShmHandshake { rank, epoch, size, number, geometry, expedited, cpus, stamp, incarnation, agreements }
     }
 }
 

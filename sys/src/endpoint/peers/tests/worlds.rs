@@ -285,12 +285,6 @@ fn memory_of_a_further_peer_is_taken_with_its_connection() {
     assert!(one.engine.committed_bytes() > committed);
 }
 
-#[test]
-fn worlds_whose_ranks_may_be_started_again_name_the_remedy() {
-    let text = Error::NoAddress.to_string();
-    assert!(text.contains("started again") && text.contains("Endpoint::alone"), "{text}");
-}
-
 /// The rank of a world that meets another one of two ranks. Each rank sends to both of the other world, and receives
 /// from both; the ranks of its own world are reached as before.
 fn meet_and_exchange(endpoint: &mut Endpoint, how: Meeting) {

@@ -54,6 +54,39 @@ fn a_call_waits_while_its_process_has_no_descriptors() {
 }
 
 #[test]
+fn a_call_waits_while_the_segments_cannot_be_mapped() {
+    const NAME: &str = concat!(module_path!(), "::a_call_waits_while_the_segments_cannot_be_mapped");
+    in_another_process(NAME, || {
+        // Those of a process have more than the addresses that are left.
+        let geometry = Geometry { cell_bytes: 1 << 18, ..GEOMETRY };
+        let [mut one, mut two] = [(); 2].map(|()| CallingProcess::sized(&[], geometry));
+        one.speak(&two);
+        let taken = testing::take_addresses();
+        let mut report = None;
+        while report.is_none() {
+            one.attend();
+            two.attend();
+            assert!(one.outcome().is_none());
+            report = two.calls.next_shortage();
+        }
+        drop(taken);
+        let opened = until_outcome_of(&mut one, &mut two);
+        assert!(matches!(opened, CallOutcome::Opened(_)), "{opened:?}");
+    });
+}
+
+/// Lets both processes act until the first one has an outcome.
+fn until_outcome_of(one: &mut CallingProcess, two: &mut CallingProcess) -> CallOutcome {
+    loop {
+        two.attend();
+        one.attend();
+        if let Some(outcome) = one.outcome() {
+            return outcome;
+        }
+    }
+}
+
+#[test]
 fn an_answer_is_received_when_there_is_room_for_its_descriptors() {
     const NAME: &str =
         concat!(module_path!(), "::an_answer_is_received_when_there_is_room_for_its_descriptors");
