@@ -78,3 +78,5 @@ mod hear;
 pub mod slots;
 pub mod table;
 pub mod terms;
+#[cfg(test)]
+mod tests;

@@ -189,7 +189,10 @@ impl<S: LinkStorage> Links<S> {
         let message = Self::refusal(header, &refusal);
         self.send(index, &message, owner);
         match self.links.get(index).stage {
-            LinkStage::Held => self.forget_held(index, now),
+            LinkStage::Held => {
+                self.drop_carrier(index, owner);
+                self.forget_held(index, now);
+            }
             LinkStage::Answered => self.fall_back(index, now, owner),
             LinkStage::Leaving => self.end(index, (LinkEnding::Disconnected, ""), now, owner),
             LinkStage::Idle | LinkStage::Ended => {}
