@@ -4,6 +4,7 @@ mod calls;
 mod crossing;
 mod datagrams;
 mod ends;
+mod owner;
 mod places;
 mod refusals;
 mod restart;
