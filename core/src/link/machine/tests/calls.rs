@@ -1,8 +1,8 @@
-//! Calls that nothing disturbs: what each carrier carries, when packets may leave, and whom a process can call.
+//! Calls that nothing disturbs: the messages of each carrier, when packets may leave, and who can be called.
 
 use super::super::table::LinkProcess;
 use super::super::terms::{CarrierKind, DialFault, LinkEnding, LinkError, LinkStage, PathResult};
-use super::world::{ENGINE, Report, Setup, World, address};
+use super::world::{ENGINE, LinkReport, LinkWorld, Setup, address};
 use super::*;
 use crate::link::address::{AddressFault, AddressKinds, LinkAddress};
 use crate::link::wire::{LINK_VERSION, LeaveManner, LinkBody, LinkMessage, LinkService};
@@ -22,7 +22,10 @@ fn a_call_opens_one_link_at_both_ends_with_the_messages_of_its_carrier() {
         world.speak(0, 1).unwrap();
         world.run();
         assert_eq!((world.said(0), world.said(1)), (caller.to_vec(), called.to_vec()), "{kind:?}");
-        assert_eq!((world.reports(0), world.reports(1)), ([Report::Opened].into(), [Report::Opened].into()));
+        assert_eq!(
+            (world.reports(0), world.reports(1)),
+            ([LinkReport::Opened].into(), [LinkReport::Opened].into())
+        );
         assert_eq!(world.desk(1).settled, [2]);
         world.assert_joined(0, 1);
         // Nothing is due any more.
@@ -83,7 +86,7 @@ fn without_a_path_both_ends_are_refused_or_for_want_of_something_here_the_call_i
     world.speak(0, 1).unwrap();
     world.speak(1, 0).unwrap();
     world.run();
-    let refused = [Report::Ended(LinkEnding::Refused(RefusalCode::Path))];
+    let refused = [LinkReport::Ended(LinkEnding::Refused(RefusalCode::Path))];
     assert_eq!((world.reports(0), world.reports(1)), (refused.into(), refused.into()));
     assert_eq!(world.desk(1).words, "words of the owner");
 
@@ -103,7 +106,7 @@ fn without_a_path_both_ends_are_refused_or_for_want_of_something_here_the_call_i
 }
 
 /// Returns two processes of one machine that take calls over every kind of carrier.
-fn with_all_carriers() -> World {
+fn with_all_carriers() -> LinkWorld {
     let mut world = Setup { count: 0, ..Setup::new(HandOff) }.open();
     for at in 0..2 {
         let kinds = AddressKinds::IP.with(AddressKinds::DATAGRAMS);
@@ -142,7 +145,7 @@ fn if_nothing_listens_at_the_last_carrier_the_process_has_died() {
         world.kill(1);
         world.speak(0, 1).unwrap();
         world.run();
-        assert_eq!(world.reports(0), [Report::Ended(LinkEnding::Died)]);
+        assert_eq!(world.reports(0), [LinkReport::Ended(LinkEnding::Died)]);
         // Without memory on this machine it has one more carrier.
         let dialled: &[CarrierKind] = if kind == HandOff { &[HandOff, Stream] } else { &[Stream] };
         assert_eq!(world.desk(0).dialled, dialled);
@@ -190,7 +193,7 @@ fn each_service_and_instance_has_its_own_link_and_is_called_once() {
         let link = links.find(&caller, service.0, service.1).unwrap();
         assert_eq!(links.stage(link), LinkStage::Open);
     }
-    assert_eq!(world.reports(1), [Report::Opened; 3]);
+    assert_eq!(world.reports(1), [LinkReport::Opened; 3]);
 }
 
 #[test]
@@ -201,7 +204,7 @@ fn a_further_peer_that_has_ended_can_be_called_again_and_a_rank_cannot() {
         world.run();
         world.close(1, LeaveManner::Dropped);
         world.run();
-        assert_eq!(world.reports(0).last(), Some(&Report::Ended(LinkEnding::Dropped)));
+        assert_eq!(world.reports(0).last(), Some(&LinkReport::Ended(LinkEnding::Dropped)));
         assert_eq!(world.processes[0].links.ticket(link, 0), None, "only open links have tickets");
         if has_ranks {
             assert_eq!(world.speak(0, 1), Err(LinkError::Ended(LinkEnding::Dropped)));

@@ -1,7 +1,7 @@
 //! Calls that cross, calls that wait, and calls that their caller has abandoned.
 
 use super::super::terms::{CarrierKind, DialFault, LinkEnding, LinkStage};
-use super::world::{Report, Setup, World};
+use super::world::{LinkReport, LinkWorld, Setup};
 use super::*;
 use crate::link::wire::{LeaveManner, LinkBody, LinkRefuse, LinkText};
 
@@ -20,19 +20,19 @@ fn of_two_calls_that_cross_that_of_the_higher_rank_or_smaller_address_counts() {
                 world.run();
                 let what = std::format!("{kind:?}, ranks: {has_ranks}, first: {first}");
                 world.assert_joined(0, 1);
-                let says = |world: &mut World, at: usize, name| world.said(at).contains(&name);
+                let says = |world: &mut LinkWorld, at: usize, name| world.said(at).contains(&name);
                 assert!(!says(&mut world, 1 - winner, "confirm"), "{what}: both calls count");
                 assert!(!says(&mut world, winner, "answer"), "{what}: both calls count");
                 for at in [0, 1] {
-                    assert_eq!(world.reports(at), [Report::Opened], "{what}: {at}");
+                    assert_eq!(world.reports(at), [LinkReport::Opened], "{what}: {at}");
                 }
             }
         }
     }
 }
 
-/// Returns a world in which process 0, whose call counts, has parked the call of process 1. Its own call has not arrived.
-fn parked(kind: CarrierKind) -> World {
+/// Returns a world in which process 0, whose call counts, has parked the call of process 1. Its own has not arrived.
+fn parked(kind: CarrierKind) -> LinkWorld {
     let mut world = Setup::new(kind).open();
     // Of two carriers to a peer, the own one is the latest.
     world.speak(1, 0).unwrap();
@@ -94,7 +94,7 @@ fn a_parked_call_is_decided_when_the_own_call_has_failed() {
             // The connection of the own call may be at the peer's door still.
             world.wait(secs(6));
             world.assert_joined(0, 1);
-            assert_eq!(world.reports(0), [Report::Opened]);
+            assert_eq!(world.reports(0), [LinkReport::Opened]);
         }
     }
 }
@@ -127,7 +127,7 @@ fn a_parked_call_outlives_a_final_refusal_of_the_own_one() {
     let body = LinkBody::Refuse(LinkRefuse { code, is_passing: false, values: [0; 2], text });
     let bytes = world.message(0, 1, body);
     world.hear(0, 1, &bytes);
-    assert_eq!(world.reports(0), [Report::Ended(LinkEnding::Refused(RefusalCode::Shape))]);
+    assert_eq!(world.reports(0), [LinkReport::Ended(LinkEnding::Refused(RefusalCode::Shape))]);
     assert_eq!(world.processes[0].links.undecided(), 1);
     // It has a limit from now on, and until then it is decided when nothing is left of the ended link.
     world.pass(millis(4999));
@@ -235,8 +235,8 @@ fn a_later_call_replaces_one_that_was_answered() {
     }
 }
 
-/// Returns a world in which process 1 calls process 0 for a second time, which still believes that the first link is open.
-fn held(kind: CarrierKind) -> World {
+/// Returns a world in which process 1 calls process 0 once more, which has not seen the end of the first link.
+fn held(kind: CarrierKind) -> LinkWorld {
     let mut world = Setup::new(kind).open();
     world.speak(0, 1).unwrap();
     world.run();
@@ -261,7 +261,7 @@ fn the_call_of_a_peer_ends_no_open_link_and_is_held_until_the_link_has_ended() {
         world.act(0, |links, now, owner| links.path_lost(link, now, owner));
         assert_eq!(
             (world.reports(0), world.stage(0, 1)),
-            ([Report::Ended(LinkEnding::Lost)].into(), LinkStage::Ended)
+            ([LinkReport::Ended(LinkEnding::Lost)].into(), LinkStage::Ended)
         );
         world.run();
         assert_eq!(world.stage(1, 0), LinkStage::Proving);

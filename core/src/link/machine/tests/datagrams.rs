@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use super::super::terms::{CarrierKind, LinkEnding, LinkStage};
-use super::world::{Flight, Report, Setup, World};
+use super::world::{Flight, LinkReport, LinkWorld, Setup};
 use super::*;
 use crate::link::wire::{
     LINK_VERSION, LeaveManner, LinkBody, LinkHeader, LinkMessage, LinkService, MOST_DATAGRAM_BYTES,
@@ -104,7 +104,7 @@ fn questions_take_no_memory() {
 }
 
 /// Delivers these bytes, and returns the name and the bytes of the response.
-fn respond(world: &mut World, bytes: &[u8]) -> Option<Vec<u8>> {
+fn respond(world: &mut LinkWorld, bytes: &[u8]) -> Option<Vec<u8>> {
     world.carriage.flights.clear();
     world.carriage.flights.push_back(Flight::Datagram(1, 0, bytes.to_vec()));
     world.step();
@@ -245,14 +245,14 @@ fn goodbye_is_repeated_until_it_is_answered_or_the_limit_has_passed() {
         assert_eq!((world.stage(0, 1), world.said(0)), (LinkStage::Leaving, ["leave", "leave"].into()));
         if is_heard {
             world.run();
-            assert_eq!(world.reports(1), [Report::Ended(LinkEnding::Left)]);
+            assert_eq!(world.reports(1), [LinkReport::Ended(LinkEnding::Left)]);
             assert_eq!(world.said(1), ["done"]);
         } else {
             world.pass(secs(5) - millis(5) - INSTANT);
             assert_eq!(world.reports(0), []);
             world.pass(INSTANT);
         }
-        assert_eq!(world.reports(0), [Report::Ended(LinkEnding::Disconnected)]);
+        assert_eq!(world.reports(0), [LinkReport::Ended(LinkEnding::Disconnected)]);
         assert_eq!(world.carriers(0), 0);
     }
 }

@@ -4,7 +4,7 @@ use std::vec::Vec;
 
 use super::super::table::LinkProcess;
 use super::super::terms::{CarrierKind, LinkEnding, LinkError, LinkStage};
-use super::world::{Report, Setup, World, address};
+use super::world::{LinkReport, LinkWorld, Setup, address};
 use super::*;
 use crate::link::wire::LeaveManner;
 
@@ -12,11 +12,11 @@ use CarrierKind::{Datagram, HandOff, Stream};
 
 const KINDS: [CarrierKind; 3] = [HandOff, Stream, Datagram];
 
-const DISCONNECTED: Report = Report::Ended(LinkEnding::Disconnected);
-const LEFT: Report = Report::Ended(LinkEnding::Left);
+const DISCONNECTED: LinkReport = LinkReport::Ended(LinkEnding::Disconnected);
+const LEFT: LinkReport = LinkReport::Ended(LinkEnding::Left);
 
 /// Returns two processes with an open link.
-fn open(kind: CarrierKind) -> World {
+fn open(kind: CarrierKind) -> LinkWorld {
     let mut world = Setup::new(kind).open();
     world.speak(0, 1).unwrap();
     world.run();
@@ -84,7 +84,7 @@ fn an_endpoint_that_closes_leaves_every_link_and_takes_no_calls() {
             // Over hand-off the confirmation of the last one cannot be sent: it calls again, and finds nothing.
             let last = if kind == HandOff { 4 } else { 5 };
             for peer in 1..last {
-                assert_eq!(world.reports(peer).last(), Some(&Report::Ended(end)), "{kind:?}, {peer}");
+                assert_eq!(world.reports(peer).last(), Some(&LinkReport::Ended(end)), "{kind:?}, {peer}");
             }
             assert_eq!(world.reports(0), [DISCONNECTED; 4]);
             assert_eq!((world.carriers(0), world.speak(0, 1)), (0, Err(LinkError::Closing)));
@@ -101,13 +101,12 @@ fn a_call_by_datagrams_to_an_endpoint_that_closes_is_refused_for_good() {
     world.until(1, 0, LinkStage::Proving);
     world.close(0, LeaveManner::Closed);
     world.run();
-    assert_eq!(world.reports(1), [Report::Ended(LinkEnding::Refused(RefusalCode::Unknown))]);
+    assert_eq!(world.reports(1), [LinkReport::Ended(LinkEnding::Refused(RefusalCode::Unknown))]);
     world.assert_nothing(0);
 }
 
-/// The departure of a process comes to another one over a connection from `from`, with one bit changed if there is a
-/// place.
-fn depart(world: &mut World, at: usize, to: usize, from: usize, changed: Option<usize>) {
+/// The departure of a process comes to another one over a connection from `from`, perhaps with one bit changed.
+fn depart(world: &mut LinkWorld, at: usize, to: usize, from: usize, changed: Option<usize>) {
     let address = world.address(to);
     let message = world.act(at, |links, _, _| links.departure(&address));
     let mut bytes = message.get().to_vec();
@@ -127,7 +126,7 @@ fn the_departure_of_a_rank_that_was_never_met_ends_it() {
         let mut world = Setup { has_ranks: true, ..Setup::new(Stream) }.open();
         world.close(1, manner);
         depart(&mut world, 1, 0, 1, None);
-        assert_eq!(world.reports(0), [Report::Ended(end)]);
+        assert_eq!(world.reports(0), [LinkReport::Ended(end)]);
         assert_eq!(world.speak(0, 1), Err(LinkError::Ended(end)));
     }
     // Of a process that is no rank nothing is kept.
@@ -179,7 +178,7 @@ fn the_call_of_a_rank_whose_connection_has_ended_is_refused_for_good() {
     world.forget();
     world.speak(again, 0).unwrap();
     world.run();
-    let refused = Report::Ended(LinkEnding::Refused(RefusalCode::Ended));
+    let refused = LinkReport::Ended(LinkEnding::Refused(RefusalCode::Ended));
     assert_eq!((world.reports(again), world.reports(0)), ([refused].into(), [].into()));
 }
 
@@ -193,7 +192,7 @@ fn the_end_of_a_process_voids_its_call_that_is_held() {
     assert_eq!((world.stage(0, 1), world.processes[0].links.undecided()), (LinkStage::Open, 1));
     let link = world.link(0, 1).unwrap();
     world.act(0, |links, now, owner| links.process_ended(link, now, owner));
-    assert_eq!(world.reports(0), [Report::Ended(LinkEnding::Died)]);
+    assert_eq!(world.reports(0), [LinkReport::Ended(LinkEnding::Died)]);
     assert_eq!((world.processes[0].links.undecided(), world.carriers(0)), (0, 0));
 }
 

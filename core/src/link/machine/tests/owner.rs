@@ -19,7 +19,7 @@ pub(super) const NAMES: [&str; 11] =
 
 /// What an owner has learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Report {
+pub(super) enum LinkReport {
     Opened,
     Ended(LinkEnding),
     Restarted(u32, u64),
@@ -39,7 +39,7 @@ pub(super) struct Desk {
     pub(super) made: BTreeSet<LinkRef>,
     pub(super) makings: u32,
     pub(super) settled: Vec<u8>,
-    pub(super) reports: Vec<(LinkRef, Report)>,
+    pub(super) reports: Vec<(LinkRef, LinkReport)>,
     pub(super) words: String,
     /// The messages that it has sent, by name, and the carriers that it has dialled.
     pub(super) said: Vec<&'static str>,
@@ -295,12 +295,12 @@ impl LinkOwner for TestOwner<'_> {
 
     fn report(&mut self, link: LinkRef, event: LinkEvent<'_>) {
         let report = match event {
-            LinkEvent::Opened => Report::Opened,
+            LinkEvent::Opened => LinkReport::Opened,
             LinkEvent::Ended(end, words) => {
                 self.desk.words = words.to_string();
-                Report::Ended(end)
+                LinkReport::Ended(end)
             }
-            LinkEvent::Restarted(rank, incarnation) => Report::Restarted(rank, incarnation),
+            LinkEvent::Restarted(rank, incarnation) => LinkReport::Restarted(rank, incarnation),
         };
         self.desk.reports.push((link, report));
     }

@@ -3,14 +3,14 @@
 use std::vec::Vec;
 
 use super::super::terms::{CarrierKind, CarrierRef, LinkEnding, LinkLimits, LinkStage};
-use super::world::{ENGINE, Report, Setup, World, address};
+use super::world::{ENGINE, LinkReport, LinkWorld, Setup, address};
 use super::*;
 use crate::link::wire::{LINK_VERSION, LinkBody, LinkMessage};
 
 use CarrierKind::{Datagram, HandOff, Stream};
 
 /// Returns a world in which all places at the door of process 0 are in use, one more each millisecond.
-fn full_door(kind: CarrierKind) -> (World, Vec<CarrierRef>) {
+fn full_door(kind: CarrierKind) -> (LinkWorld, Vec<CarrierRef>) {
     let mut world = Setup { places: [16, 600], ..Setup::new(kind) }.open();
     let mut guests = Vec::new();
     for _ in 0..256 {
@@ -82,7 +82,7 @@ fn datagrams_have_no_door() {
 }
 
 /// A process calls process 0, and its call arrives.
-fn call(world: &mut World, at: usize) {
+fn call(world: &mut LinkWorld, at: usize) {
     world.speak(at, 0).unwrap();
     world.deliver(0, "connection");
     if world.stage(at, 0) == LinkStage::Calling {
@@ -92,7 +92,7 @@ fn call(world: &mut World, at: usize) {
 }
 
 /// Returns the code of the passing refusal that process 0 has sent last.
-fn passing_refusal(world: &mut World) -> Option<RefusalCode> {
+fn passing_refusal(world: &mut LinkWorld) -> Option<RefusalCode> {
     let bytes = world.desk(0).last_said.clone();
     match LinkMessage::decode(&bytes, LINK_VERSION).unwrap().body {
         LinkBody::Refuse(refuse) if refuse.is_passing => Some(refuse.code),
@@ -129,7 +129,7 @@ fn of_256_answers_without_confirmation_one_that_is_old_makes_room_for_the_next_c
 }
 
 /// Returns a world with one place for a call, which process 1 has had for five seconds. Process 2 calls.
-fn one_place(kind: CarrierKind, is_confirmed: bool) -> World {
+fn one_place(kind: CarrierKind, is_confirmed: bool) -> LinkWorld {
     let limits = LinkLimits { most_undecided: 1, ..LinkLimits::new(PATIENCE) };
     let mut world = Setup { count: 3, limits, ..Setup::new(kind) }.open();
     call(&mut world, 1);
@@ -175,7 +175,7 @@ fn an_old_answer_is_found_behind_512_other_links_at_the_second_search() {
     call(&mut world, 1);
     world.pass(secs(5));
     // One search examines a bounded number of links, and the next one goes on behind them.
-    let evict = |world: &mut World| world.act(0, |links, now, owner| links.evict_answered(now, owner));
+    let evict = |world: &mut LinkWorld| world.act(0, |links, now, owner| links.evict_answered(now, owner));
     assert_eq!([evict(&mut world), evict(&mut world)], [false, true]);
     assert_eq!((world.link(0, 1), world.processes[0].links.links()), (None, 512));
 }
@@ -235,5 +235,5 @@ fn all_due_links_are_attended_however_small_the_budget_is() {
         calls += 1;
         assert!(calls < 10, "it does not come to an end");
     }
-    assert_eq!(world.reports(0), [Report::Ended(LinkEnding::Unreachable); 5]);
+    assert_eq!(world.reports(0), [LinkReport::Ended(LinkEnding::Unreachable); 5]);
 }

@@ -4,19 +4,19 @@ use std::vec::Vec;
 
 use super::super::table::LinkProcess;
 use super::super::terms::{CarrierKind, LinkEnding, LinkStage};
-use super::world::{Flight, Report, Setup, World, address};
+use super::world::{Flight, LinkReport, LinkWorld, Setup, address};
 use super::*;
 use crate::job_key::JobKey;
 use crate::link::wire::{LINK_VERSION, LinkBody, LinkMessage, LinkRefuse};
 
 use CarrierKind::{HandOff, Stream};
 
-const fn refused_for(code: RefusalCode) -> Report {
-    Report::Ended(LinkEnding::Refused(code))
+const fn refused_for(code: RefusalCode) -> LinkReport {
+    LinkReport::Ended(LinkEnding::Refused(code))
 }
 
 /// Changes one bit of this byte of the message that is on its way. Returns false if it is shorter.
-fn change(world: &mut World, place: usize) -> bool {
+fn change(world: &mut LinkWorld, place: usize) -> bool {
     let Some(Flight::Bytes(_, _, bytes)) = world.carriage.flights.front_mut() else { panic!("no message") };
     bytes.get_mut(place).map(|byte| *byte ^= 1).is_some()
 }
@@ -210,7 +210,7 @@ fn a_process_that_admits_no_unknown_peers_refuses_them_for_good_and_is_free_to_c
 
 #[test]
 fn a_connection_that_does_not_begin_with_a_call_is_refused_in_words_and_closed() {
-    let welcome = |world: &World| world.message(0, 1, LinkBody::Welcome);
+    let welcome = |world: &LinkWorld| world.message(0, 1, LinkBody::Welcome);
     for is_message in [true, false] {
         let mut world = Setup::new(Stream).open();
         let carrier = world.stranger(Stream, 1, 0).unwrap();

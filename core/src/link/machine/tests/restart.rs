@@ -4,15 +4,19 @@ use std::vec::Vec;
 
 use super::super::table::{LinkProcess, Links};
 use super::super::terms::{CarrierKind, LinkEnding, LinkStage};
-use super::world::{ENGINE, LentVectors, Report, Setup, TestOwner, World, address};
+use super::world::{ENGINE, LentVectors, LinkReport, LinkWorld, Setup, TestOwner, address};
 use super::*;
 use crate::link::wire::{LINK_VERSION, LinkBody, LinkMessage};
 
-use CarrierKind::{HandOff, Stream};
+use CarrierKind::{Datagram, HandOff, Stream};
 
 /// Returns two ranks with an open link.
-fn joined() -> World {
-    let mut world = Setup { has_ranks: true, ..Setup::new(HandOff) }.open();
+fn joined() -> LinkWorld {
+    joined_by(HandOff)
+}
+
+fn joined_by(kind: CarrierKind) -> LinkWorld {
+    let mut world = Setup { has_ranks: true, ..Setup::new(kind) }.open();
     world.speak(0, 1).unwrap();
     world.run();
     world.forget();
@@ -20,7 +24,7 @@ fn joined() -> World {
 }
 
 /// The process with this incarnation of rank 1 starts, and calls rank 0.
-fn restart(world: &mut World, incarnation: u64) -> usize {
+fn restart(world: &mut LinkWorld, incarnation: u64) -> usize {
     let at = world.restart(1, incarnation);
     world.speak(at, 0).unwrap();
     world.run();
@@ -28,11 +32,11 @@ fn restart(world: &mut World, incarnation: u64) -> usize {
 }
 
 /// The launcher answers whether rank 1 was restarted.
-fn launcher(world: &mut World, is_true: bool) -> bool {
+fn launcher(world: &mut LinkWorld, is_true: bool) -> bool {
     world.act(0, |links, now, owner| links.restarted(1, is_true, now, owner))
 }
 
-fn readmit(world: &mut World) -> bool {
+fn readmit(world: &mut LinkWorld) -> bool {
     world.act(0, |links: &mut Links<LentVectors>, now, owner: &mut TestOwner<'_>| {
         links.readmit(1, now, owner).is_some()
     })
@@ -46,7 +50,7 @@ fn a_restarted_rank_is_held_until_it_is_confirmed_and_readmitted() {
         let next = restart(&mut world, 1);
         assert_eq!(
             (world.stage(0, next), world.reports(0)),
-            (LinkStage::Held, [Report::Restarted(1, 1)].into())
+            (LinkStage::Held, [LinkReport::Restarted(1, 1)].into())
         );
         assert_eq!(world.said(0), ["hold"]);
         // The word of a process that it is a later one ends nothing.
@@ -56,7 +60,7 @@ fn a_restarted_rank_is_held_until_it_is_confirmed_and_readmitted() {
         assert_eq!(world.processes[0].links.rank(1), Some((world.address(1), 0)));
 
         assert!(launcher(&mut world, true));
-        let ends: &[Report] = if has_met { &[Report::Ended(LinkEnding::Died)] } else { &[] };
+        let ends: &[LinkReport] = if has_met { &[LinkReport::Ended(LinkEnding::Died)] } else { &[] };
         assert_eq!((world.reports(0), world.stage(0, next)), (ends.into(), LinkStage::Held));
         assert_eq!(world.processes[0].links.rank(1), Some((world.address(next), 1)));
         assert!(!launcher(&mut world, true), "it was confirmed before");
@@ -79,7 +83,7 @@ fn a_process_that_the_launcher_does_not_know_is_refused_in_words_and_changes_not
     let next = restart(&mut world, 1);
     assert!(!launcher(&mut world, false));
     world.run();
-    assert_eq!(world.reports(next), [Report::Ended(LinkEnding::Refused(RefusalCode::Unknown))]);
+    assert_eq!(world.reports(next), [LinkReport::Ended(LinkEnding::Refused(RefusalCode::Unknown))]);
     assert_eq!(world.desk(next).words, "the launcher does not know this process");
     assert_eq!((world.link(0, next), world.processes[0].links.rank(1)), (None, Some((world.address(1), 0))));
     world.assert_joined(0, 1);
@@ -91,11 +95,11 @@ fn only_the_latest_incarnation_waits_and_a_former_one_is_refused_for_good() {
     let mut world = joined();
     let second = restart(&mut world, 1);
     let third = restart(&mut world, 2);
-    assert_eq!(world.reports(0), [Report::Restarted(1, 1), Report::Restarted(1, 2)]);
+    assert_eq!(world.reports(0), [LinkReport::Restarted(1, 1), LinkReport::Restarted(1, 2)]);
     assert_eq!((world.stage(0, second), world.stage(0, third)), (LinkStage::Idle, LinkStage::Held));
     // The second one has lost its connection, and calls again.
     world.wait(millis(1));
-    let ended = [Report::Ended(LinkEnding::Refused(RefusalCode::Ended))];
+    let ended = [LinkReport::Ended(LinkEnding::Refused(RefusalCode::Ended))];
     assert_eq!(world.reports(second), ended);
     assert!(launcher(&mut world, true));
     world.free(0, 1);
@@ -121,7 +125,24 @@ fn a_later_call_of_the_process_that_waits_replaces_the_former_one() {
     world.wait(millis(1));
     assert!(!world.has(0, former));
     assert_eq!((world.stage(0, next), world.carriers(0)), (LinkStage::Held, 2));
-    assert_eq!(world.reports(0), [Report::Restarted(1, 1)], "it is reported once");
+    assert_eq!(world.reports(0), [LinkReport::Restarted(1, 1)], "it is reported once");
+}
+
+#[test]
+fn a_copy_of_the_call_that_waits_is_held_again() {
+    let mut world = joined_by(Datagram);
+    let next = restart(&mut world, 1);
+    world.forget();
+    world.wait(secs(2));
+    assert_eq!((world.said(next), world.said(0)), (["call"; 2].into(), ["hold"; 2].into()));
+    assert_eq!((world.stage(0, next), world.reports(0)), (LinkStage::Held, [].into()));
+    // It has waited for longer than the limit of a call, which each hold begins anew for a rank.
+    world.wait(3 * PATIENCE);
+    assert!(launcher(&mut world, true));
+    world.free(0, 1);
+    assert!(readmit(&mut world));
+    world.run();
+    world.assert_joined(0, next);
 }
 
 #[test]
@@ -156,10 +177,10 @@ fn a_confirmed_rank_that_ends_or_leaves_before_it_is_readmitted_has_ended_and_ca
             world.hear(0, next, &bytes);
             LinkEnding::Left
         };
-        assert_eq!(world.reports(0), [Report::Ended(end)]);
+        assert_eq!(world.reports(0), [LinkReport::Ended(end)]);
         assert!(!readmit(&mut world));
         let last = restart(&mut world, 2);
-        assert_eq!(world.reports(0), [Report::Restarted(1, 2)]);
+        assert_eq!(world.reports(0), [LinkReport::Restarted(1, 2)]);
         assert!(launcher(&mut world, true) && readmit(&mut world));
         world.run();
         assert_eq!(world.stage(0, last), LinkStage::Open);
@@ -187,7 +208,7 @@ fn a_rank_that_is_none_of_the_world_is_refused() {
     let stranger = world.add(stranger, Vec::new());
     world.speak(stranger, 0).unwrap();
     world.run();
-    let unknown = [Report::Ended(LinkEnding::Refused(RefusalCode::Unknown))];
+    let unknown = [LinkReport::Ended(LinkEnding::Refused(RefusalCode::Unknown))];
     assert_eq!(world.reports(stranger), unknown);
     assert_eq!(world.desk(stranger).words, "this world has no such rank");
     // A process that was called as one that is no rank is not the restarted one of a rank.
@@ -198,7 +219,7 @@ fn a_rank_that_is_none_of_the_world_is_refused() {
     world.deliver(0, "connection");
     world.deliver(0, "call");
     world.run();
-    assert!(!world.reports(0).contains(&Report::Restarted(1, 1)));
+    assert!(!world.reports(0).contains(&LinkReport::Restarted(1, 1)));
 }
 
 #[test]

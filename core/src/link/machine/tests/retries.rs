@@ -3,7 +3,7 @@
 use std::vec::Vec;
 
 use super::super::terms::{CarrierKind, DialFault, LinkEnding, LinkStage, PathResult};
-use super::world::{Report, Setup, World};
+use super::world::{LinkReport, LinkWorld, Setup};
 use super::*;
 use crate::link::wire::{LINK_VERSION, LinkBody, LinkMessage};
 
@@ -12,15 +12,15 @@ use CarrierKind::{Datagram, HandOff, Stream};
 /// The pauses between attempts, in milliseconds.
 const PAUSES: [u64; 10] = [1, 2, 4, 8, 16, 32, 64, 100, 100, 100];
 
-const UNREACHABLE: Report = Report::Ended(LinkEnding::Unreachable);
+const UNREACHABLE: LinkReport = LinkReport::Ended(LinkEnding::Unreachable);
 
 /// Returns the time until something is due at process 0, in microseconds.
-fn due(world: &World) -> u128 {
+fn due(world: &LinkWorld) -> u128 {
     world.processes[0].links.next().saturating_sub(world.now).as_micros()
 }
 
 /// Returns the number of the call that process 0 has sent last.
-fn call_number(world: &mut World) -> u64 {
+fn call_number(world: &mut LinkWorld) -> u64 {
     let bytes = world.desk(0).last_said.clone();
     match LinkMessage::decode(&bytes, LINK_VERSION).unwrap().body {
         LinkBody::Call(call) => call.call,
@@ -83,7 +83,7 @@ fn a_further_peer_that_is_full_for_the_whole_limit_has_refused_and_a_rank_is_cal
         world.wait(PATIENCE - INSTANT);
         assert_eq!((world.stage(0, 1), world.reports(0)), (LinkStage::Calling, [].into()));
         world.wait(PATIENCE);
-        let full = Report::Ended(LinkEnding::Refused(RefusalCode::Full));
+        let full = LinkReport::Ended(LinkEnding::Refused(RefusalCode::Full));
         assert_eq!(world.reports(0).first(), (!has_ranks).then_some(&full));
         if has_ranks {
             // Its words show that it lives.
@@ -123,7 +123,7 @@ fn a_rank_whose_kernel_has_taken_the_connection_has_no_limit() {
         for _ in 0..3 {
             world.pass(PATIENCE);
         }
-        let reports: &[Report] = if is_taken { &[] } else { &[UNREACHABLE] };
+        let reports: &[LinkReport] = if is_taken { &[] } else { &[UNREACHABLE] };
         assert_eq!(world.reports(0), reports, "taken: {is_taken}");
     }
 }
@@ -135,7 +135,7 @@ fn a_queue_that_is_full_shows_that_a_rank_lives_and_not_that_a_further_peer_does
         world.carriage.faults.insert((1, HandOff), DialFault::Full);
         world.speak(0, 1).unwrap();
         world.wait(3 * PATIENCE);
-        let reports: &[Report] = if has_ranks { &[] } else { &[UNREACHABLE] };
+        let reports: &[LinkReport] = if has_ranks { &[] } else { &[UNREACHABLE] };
         assert_eq!(world.reports(0), reports);
     }
     // Another fault shows nothing.
@@ -147,7 +147,7 @@ fn a_queue_that_is_full_shows_that_a_rank_lives_and_not_that_a_further_peer_does
 }
 
 /// Process 1 says that it keeps the call.
-fn hold(world: &mut World) {
+fn hold(world: &mut LinkWorld) {
     let bytes = world.message(0, 1, LinkBody::Hold);
     world.hear(0, 1, &bytes);
 }
@@ -168,7 +168,7 @@ fn hold_begins_the_limit_anew_twice_for_a_further_peer_and_always_for_a_rank() {
         world.pass(secs(1) - INSTANT);
         assert_eq!(world.reports(0), []);
         world.pass(INSTANT);
-        let reports: &[Report] = if has_ranks { &[] } else { &[UNREACHABLE] };
+        let reports: &[LinkReport] = if has_ranks { &[] } else { &[UNREACHABLE] };
         assert_eq!(world.reports(0), reports);
         world.pass(secs(11));
         assert_eq!(world.stage(0, 1), LinkStage::Ended, "a hold is no more than one limit");
@@ -204,7 +204,7 @@ fn a_shortage_of_this_process_never_ends_a_peer() {
     world.run();
     world.speak(0, 2).unwrap();
     world.wait(3 * PATIENCE);
-    assert_eq!((world.stage(0, 2), world.reports(0)), (LinkStage::Calling, [Report::Opened].into()));
+    assert_eq!((world.stage(0, 2), world.reports(0)), (LinkStage::Calling, [LinkReport::Opened].into()));
     world.cut(0, 1);
     world.wait(millis(100));
     assert_eq!(world.stage(0, 2), LinkStage::Open);

@@ -1,10 +1,10 @@
-//! Each stage of a link, with each input that ends or interrupts it: the next stage, the messages and the reports.
+//! Each stage of a link, with each input that ends or interrupts it: the next stage, messages and reports.
 
 use std::format;
 use std::vec::Vec;
 
 use super::super::terms::{CarrierKind, LinkEnding, LinkRef, LinkStage, PathResult};
-use super::world::{Report, Setup, World};
+use super::world::{LinkReport, LinkWorld, Setup};
 use super::*;
 use crate::link::wire::{LeaveManner, LinkBody, LinkRefuse, LinkText};
 
@@ -47,9 +47,9 @@ enum Input {
 /// Where a link goes from a stage: the stage, the messages, and the report of an end.
 type Row = (Input, LinkStage, &'static [&'static str], Option<LinkEnding>);
 
-/// Returns a world in which the link of process 0 with a peer has this stage, and the peer. If the link is called, packets
-/// of process 0 wait for it if `is_wanted`.
-fn reach(stage: LinkStage, kind: CarrierKind, is_wanted: bool) -> (World, usize) {
+/// Returns a world in which the link of process 0 with a peer has this stage, and the peer. If `is_wanted`, packets
+/// of process 0 wait for a link by which it is called.
+fn reach(stage: LinkStage, kind: CarrierKind, is_wanted: bool) -> (LinkWorld, usize) {
     let has_ranks = stage == Held;
     let mut world = Setup { has_ranks, ..Setup::new(kind) }.open();
     let mut peer = 1;
@@ -102,7 +102,7 @@ fn refuse(is_passing: bool) -> LinkBody<'static> {
     LinkBody::Refuse(LinkRefuse { code, is_passing, values: [1, 2], text: LinkText::new("words", 100) })
 }
 
-fn enter(world: &mut World, peer: usize, link: LinkRef, input: Input) {
+fn enter(world: &mut LinkWorld, peer: usize, link: LinkRef, input: Input) {
     let body = match input {
         CarrierLost => return world.cut(0, peer),
         ProcessEnded => return world.act(0, |links, now, owner| links.process_ended(link, now, owner)),
@@ -135,7 +135,7 @@ fn enter(world: &mut World, peer: usize, link: LinkRef, input: Input) {
 }
 
 /// The departure of a peer comes over a connection of its own.
-fn depart(world: &mut World, peer: usize) {
+fn depart(world: &mut LinkWorld, peer: usize) {
     let address = world.address(0);
     let bytes = world.act(peer, |links, _, _| links.departure(&address)).get().to_vec();
     let carrier = world.stranger(Stream, peer, 0).unwrap();
@@ -180,7 +180,7 @@ fn check(stage: LinkStage, kind: CarrierKind, is_wanted: bool, rows: &[Row]) {
         let what = format!("{stage:?} over {kind:?}, {input:?}");
         assert_eq!(world.stage(0, peer), next, "{what}");
         assert_eq!(world.said(0), said, "{what}");
-        let ends: Vec<_> = end.into_iter().map(Report::Ended).collect();
+        let ends: Vec<_> = end.into_iter().map(LinkReport::Ended).collect();
         assert_eq!(world.reports(0), ends, "{what}");
         let counts = (world.carriers(0), world.processes[0].links.carriers(), world.desk(0).made.len());
         let (lasting, lasting_made) = match next {
@@ -310,7 +310,7 @@ fn a_called_process_whose_packets_wait_calls_or_learns_the_end() {
         let (mut world, peer) = reach(Answered, Stream, true);
         let link = world.link(0, peer).unwrap();
         enter(&mut world, peer, link, input);
-        assert_eq!(world.reports(0), [Report::Ended(end)], "{input:?}");
+        assert_eq!(world.reports(0), [LinkReport::Ended(end)], "{input:?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Processes whose machines are joined by carriers in memory. Nothing arrives and no time passes unless a test says so.
+//! Processes whose machines are joined by carriers in memory. A test delivers what is sent, and lets time pass.
 
 use std::vec;
 use std::vec::Vec;
@@ -7,7 +7,7 @@ use super::super::slots::{CarrierSlot, LinkSlot, LinkStorage, RankSlot};
 use super::super::table::{LinkProcess, Links, Spoken};
 use super::super::terms::{CarrierKind, CarrierRef, DialFault, LinkLimits, LinkRef, LinkStage};
 use super::owner::{Carriage, CarrierEnd, Desk, NAMES, TestWire};
-pub(super) use super::owner::{Flight, Report, TestOwner};
+pub(super) use super::owner::{Flight, LinkReport, TestOwner};
 use super::*;
 use crate::job_key::JobKey;
 use crate::link::address::{AddressKinds, LinkAddress};
@@ -55,8 +55,8 @@ impl Setup {
         Self { kind, count: 2, has_ranks: false, limits, places: [16, 64] }
     }
 
-    pub(super) fn open(self) -> World {
-        let mut world = World {
+    pub(super) fn open(self) -> LinkWorld {
+        let mut world = LinkWorld {
             setup: self,
             now: Duration::from_secs(100),
             processes: Vec::new(),
@@ -89,14 +89,14 @@ pub(super) fn address(kind: CarrierKind, at: usize) -> LinkAddress {
 
 /// Processes, and what is between them.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct LinkWorld {
     setup: Setup,
     pub(super) now: Duration,
     pub(super) processes: Vec<Process>,
     pub(super) carriage: Carriage,
 }
 
-impl World {
+impl LinkWorld {
     /// Returns what a rank knows of the first ranks.
     fn known(&self, count: usize) -> Vec<RankSlot> {
         (0..count).map(|at| RankSlot::new(address(self.setup.kind, at).encode(), 0)).collect()
@@ -180,7 +180,7 @@ impl World {
     }
 
     /// Returns what a process has reported since the last time.
-    pub(super) fn reports(&mut self, at: usize) -> Vec<Report> {
+    pub(super) fn reports(&mut self, at: usize) -> Vec<LinkReport> {
         std::mem::take(&mut self.desk(at).reports).into_iter().map(|(_, report)| report).collect()
     }
 
