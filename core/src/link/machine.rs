@@ -41,6 +41,7 @@
 //! | idle | proved call | answered, held | ask the owner: answer, or refuse; the restarted process of a rank is held |
 //! | held | a later call or incarnation | held | only the latest is kept |
 //! | held | confirmed by the launcher, then readmitted | answered, calling | the former process has died, also if it was never met; answer, or call if the carrier is lost |
+//! | held | the launcher does not know the process; nonsense | idle | refuse for good, in words |
 //! | answered | right confirmation | open | settle, welcome (not over hand-off), report |
 //! | answered | carrier lost, passing refusal | idle, calling | unmake; call if packets wait, or if it is a rank, which shows what it is |
 //! | answered | a later call | answered | drop the former, answer again |

@@ -6,7 +6,7 @@ use super::super::table::{LinkProcess, Links};
 use super::super::terms::{CarrierKind, LinkEnding, LinkStage};
 use super::world::{ENGINE, LentVectors, LinkReport, LinkWorld, Setup, TestOwner, address};
 use super::*;
-use crate::link::wire::{LINK_VERSION, LinkBody, LinkMessage};
+use crate::link::wire::{LINK_VERSION, LeaveManner, LinkBody, LinkMessage};
 
 use CarrierKind::{Datagram, HandOff, Stream};
 
@@ -173,7 +173,7 @@ fn a_confirmed_rank_that_ends_or_leaves_before_it_is_readmitted_has_ended_and_ca
             world.act(0, |links, now, owner| links.process_ended(link, now, owner));
             LinkEnding::Died
         } else {
-            let bytes = world.message(0, next, LinkBody::Leave(crate::link::wire::LeaveManner::Closed));
+            let bytes = world.message(0, next, LinkBody::Leave(LeaveManner::Closed));
             world.hear(0, next, &bytes);
             LinkEnding::Left
         };
@@ -199,6 +199,20 @@ fn a_confirmed_rank_that_speaks_nonsense_keeps_its_place_without_the_carrier() {
         (world.said(0), world.stage(0, next), world.carriers(0)),
         (["refuse"].into(), LinkStage::Held, 0)
     );
+}
+
+#[test]
+fn an_endpoint_that_closes_forgets_a_rank_that_waits() {
+    for is_confirmed in [false, true] {
+        let mut world = Setup { has_ranks: true, ..Setup::new(HandOff) }.open();
+        let next = restart(&mut world, 1);
+        assert_eq!(launcher(&mut world, is_confirmed), is_confirmed);
+        world.close(0, LeaveManner::Closed);
+        world.assert_nothing(0);
+        assert!(!readmit(&mut world));
+        world.run();
+        assert_ne!(world.stage(next, 0), LinkStage::Open);
+    }
 }
 
 #[test]
