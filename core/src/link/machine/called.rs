@@ -223,9 +223,9 @@ impl<S: LinkStorage> Links<S> {
             return false;
         }
         if !is_true {
-            let own = self.header(slot.next);
             // The refusal goes to the number that the caller has given the link.
-            let header = LinkHeader { to: own.from, from: own.to, ..own };
+            let own = self.header(slot.next);
+            let header = LinkHeader { from: own.to, ..own };
             let carrier = core::mem::replace(&mut self.links.get_mut(slot.next).carrier, NONE);
             let refusal = refused(RefusalCode::Unknown, false, "the launcher does not know this process");
             if carrier != NONE {

@@ -91,23 +91,27 @@ fn a_process_that_the_launcher_does_not_know_is_refused_in_words_and_changes_not
 }
 
 #[test]
-fn only_the_latest_incarnation_waits_and_a_former_one_is_refused_for_good() {
+fn only_the_latest_incarnation_waits_and_a_former_one_is_refused_for_good_once_it_is_confirmed() {
     let mut world = joined();
     let second = restart(&mut world, 1);
     let third = restart(&mut world, 2);
     assert_eq!(world.reports(0), [LinkReport::Restarted(1, 1), LinkReport::Restarted(1, 2)]);
     assert_eq!((world.stage(0, second), world.stage(0, third)), (LinkStage::Idle, LinkStage::Held));
-    // The second one has lost its connection, and calls again.
-    world.wait(millis(1));
+    // The second one has lost its connection, and calls again. The third one may have claimed too much.
+    world.wait(millis(10));
+    assert_eq!((world.reports(second), world.stage(second, 0)), ([].into(), LinkStage::Calling));
+    assert_eq!(world.stage(0, third), LinkStage::Held);
+    assert!(launcher(&mut world, true));
+    world.wait(millis(100));
     let ended = [LinkReport::Ended(LinkEnding::Refused(RefusalCode::Ended))];
     assert_eq!(world.reports(second), ended);
-    assert!(launcher(&mut world, true));
+    // The place of the first one is free.
     world.free(0, 1);
+    assert_eq!(world.link(0, 1), None);
     assert!(readmit(&mut world));
     world.run();
     world.assert_joined(0, third);
-    // Nor is the first one heard, by whose address the rank was known.
-    world.free(1, 0);
+    // Nor is the first one heard any more, by whose address the rank was known.
     let first = LinkProcess { rank: Some(1), ..LinkProcess::alone(address(HandOff, 1)) };
     let first = world.add(first, Vec::new());
     world.speak(first, 0).unwrap();
