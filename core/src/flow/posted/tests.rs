@@ -81,6 +81,23 @@ fn impossible_totals_change_nothing() {
 }
 
 #[test]
+fn reports_that_were_overtaken_change_nothing() {
+    let first = FIRST.wrapping_add(5);
+    let report = |more: u32| Stamp { posted: first.wrapping_add(more), target: 5 };
+    for hear in [Credits::hear_late, Credits::hear_beside] {
+        let [mut end, _] = ends(5);
+        assert_eq!((hear(&mut end, report(2)), hear(&mut end, report(4))), (Ok(true), Ok(true)));
+        let before = end.clone();
+        for older in [4, 3, 2, 0, u32::MAX] {
+            assert_eq!(hear(&mut end, report(older)), Ok(false), "{older}");
+            assert_eq!(end, before);
+        }
+        assert!(hear(&mut end, report(4 + MOST)).is_err());
+        assert_eq!(end, before);
+    }
+}
+
+#[test]
 fn a_receive_starved_peer_gets_more_and_an_idle_one_returns_them() {
     let mut ends = ends(3);
     pass(&mut ends, 0);
