@@ -191,3 +191,31 @@ pub struct Envelope {
 
 /// Mask of a sequence number, which is 48 bits wide.
 pub const SEQUENCE_MASK: u64 = (1 << 48) - 1;
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_has_its_code_its_index_and_its_name() {
+        let kinds: Vec<_> = (0..=u8::MAX).filter_map(Kind::from_code).collect();
+        assert_eq!(kinds.len(), Kind::COUNT);
+        assert_eq!((kinds.first(), Kind::from_code(0)), (Some(&Kind::Eager), None));
+        for (at, kind) in kinds.iter().enumerate() {
+            assert_eq!((kind.index(), Kind::from_code(*kind as u8)), (at, Some(*kind)));
+            let same = kinds.iter().filter(|other| other.name() == kind.name()).count();
+            assert_eq!(same, 1, "{}", kind.name());
+        }
+    }
+
+    #[test]
+    fn whole_messages_and_questions_are_told_apart() {
+        let names = |is: fn(Kind) -> bool| -> Vec<_> {
+            (0..=u8::MAX).filter_map(Kind::from_code).filter(|kind| is(*kind)).map(Kind::name).collect()
+        };
+        assert_eq!(names(Kind::is_eager), ["eager", "eager_immediate", "eager_acknowledged", "eager_both"]);
+        assert_eq!(names(Kind::is_answered), ["rts", "eager_acknowledged", "eager_both"]);
+    }
+}

@@ -395,6 +395,12 @@ impl<B: BorrowMut<[Bucket]>> Index<B> {
         None
     }
 
+    /// Returns the number of ranges of each level, in the order in which a look-up searches the levels.
+    #[cfg(test)]
+    pub(super) fn populations(&self) -> impl Iterator<Item = u32> {
+        self.levels[..self.in_use].iter().map(|level| self.counts[usize::from(*level)])
+    }
+
     /// Returns the cache lines that a look-up of an address reads, including entries that it may read.
     #[cfg(test)]
     pub(super) fn lines(&self, address: u64) -> usize {

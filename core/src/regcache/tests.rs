@@ -5,6 +5,7 @@ use std::vec;
 use std::vec::Vec;
 
 use super::{AcquireError, Bucket, Cache, Entry, Held, Limits, Range, Registrar, buckets};
+use crate::shared::tests::Rng;
 
 const PAGE: u64 = 4096;
 
@@ -343,6 +344,40 @@ fn look_ups_stay_short_however_many_ranges_there_are() {
     for count in [10, 1000, 20_000] {
         assert!(lines(count) < 4.0, "{count} ranges: {} lines read", lines(count));
     }
+}
+
+/// A look-up is short if the level with most ranges is searched first, whatever comes and goes.
+#[test]
+fn the_levels_with_most_ranges_are_searched_first_and_those_without_not_at_all() {
+    let (mut cache, mut device) = (cache(200, u64::MAX / PAGE / 2, true), Device::default());
+    let mut rng = Rng::new(3);
+    // Ranges of three levels, by their number of pages.
+    let lens = [2, 100, 3000];
+    let mut there = [[false; 40]; 3];
+    for _ in 0..2000 {
+        let (level, at) = (rng.below(3), rng.below(40));
+        let start = (level * 40 + at) as u64 * 4096;
+        let range = pages(start, start + lens[level]);
+        if there[level][at] {
+            assert_eq!(cache.invalidate(&mut device, range), 1);
+        } else {
+            touch(&mut cache, &mut device, start, start + lens[level]);
+        }
+        there[level][at] = !there[level][at];
+        let mut expected = there.map(|all| all.iter().filter(|is| **is).count() as u32).to_vec();
+        expected.retain(|count| *count > 0);
+        expected.sort_unstable_by(|one, other| other.cmp(one));
+        assert_eq!(cache.index.populations().collect::<Vec<_>>(), expected);
+    }
+}
+
+/// A range is not compared for the page before it, nor for the one behind it.
+#[test]
+fn neighbouring_pages_read_no_entry_of_a_range() {
+    let (mut cache, mut device) = (cache(8, 1000, true), Device::default());
+    touch(&mut cache, &mut device, 5, 7);
+    let lines = [4, 5, 6, 7].map(|page| cache.index.lines(page * PAGE));
+    assert_eq!(lines, [1, 2, 2, 1], "a bucket, and the entry");
 }
 
 /// Ranges that overflow their bucket are stored in later ones, found, and removed without a trace.

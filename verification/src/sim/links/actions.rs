@@ -70,8 +70,11 @@ impl LinksWorld {
         let spoken = self.act(at, None, |links, now, hands| links.speak(&target, rank, ENGINE, now, hands));
         if let (Some(Ok(link)), Some(process)) = (spoken, self.processes[at].as_mut()) {
             process.desk.peers.insert(link, peer);
-            let now = self.network.now;
-            process.since.entry(peer).or_insert(now);
+            if !process.since.contains_key(&peer) {
+                process.since.insert(peer, self.network.now);
+                // What it said before does not come again: this call finds nothing.
+                self.truth.departed.remove(&(peer, at));
+            }
             self.tally.count(Event::LinkCalled);
             self.note(|| format!("{at} speaks to {peer}"));
         }
