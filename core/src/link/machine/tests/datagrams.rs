@@ -56,6 +56,10 @@ fn messages_that_come_twice_or_much_later_change_nothing() {
     world.forget();
     (0..400).for_each(|_| _ = world.step());
     assert!(world.carriage.flights.is_empty(), "copies beget copies");
+    assert!(
+        ![world.said(0), world.said(1)].concat().contains(&"refuse"),
+        "a late copy of the call is no new one"
+    );
     world.assert_joined(0, 1);
     assert_eq!((world.reports(0), world.reports(1)), ([].into(), [].into()));
     assert_eq!((world.desk(0).makings, world.desk(1).makings), (1, 1));
