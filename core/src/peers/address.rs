@@ -59,3 +59,23 @@ impl fmt::Debug for PeerAddress {
         f.write_str(")")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_hash_depends_on_each_byte_and_on_the_seed() {
+        let bytes = core::array::from_fn(|at| if at < 40 { at as u8 } else { 0 });
+        let mut hashes = BTreeSet::from([PeerAddress(bytes).hash(5), PeerAddress(bytes).hash(6)]);
+        for at in 0..ADDRESS_BYTES {
+            let mut other = bytes;
+            other[at] ^= 1;
+            hashes.insert(PeerAddress(other).hash(5));
+        }
+        assert_eq!(hashes.len(), ADDRESS_BYTES + 2);
+        assert_eq!(PeerAddress(bytes).hash(5), PeerAddress(bytes).hash(5));
+    }
+}

@@ -156,6 +156,7 @@ fn pinned_peers_keep_their_numbers_and_further_peers_have_larger_ones() {
     // The end of a rank is for ever, and leaves its number to no other peer.
     assert_eq!(peers.ended(ranks[0], PeerEnd::Lost), Some(0));
     peers.free_number(0);
+    assert_eq!(peers.connections(), 2);
     assert_eq!(peers.connect(&address(3)), Ok(ranks[0]));
     assert_eq!(peers.stage(ranks[0]), Ok(PeerStage::Ended(PeerEnd::Lost)));
     assert_eq!(peers.release(ranks[0]), Err(PeerError::Pinned));
