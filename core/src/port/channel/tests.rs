@@ -10,6 +10,7 @@ mod left;
 mod lost;
 mod opening;
 mod proof;
+mod rails;
 mod script;
 mod starved;
 

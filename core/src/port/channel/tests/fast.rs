@@ -269,6 +269,12 @@ fn small_packets_are_written_while_slots_are_free_and_sent_otherwise() {
     assert_eq!(answers, [PacketKind::Ring(RingNotice::Stopped)]);
     assert!(send(&mut channel, 6));
     assert_eq!(channel.port().written.len(), 0);
+    // The counters outlive the connection.
+    channel.close(0);
+    channel.port_mut().flush(connection);
+    settle(&mut channel);
+    let report = channel.report(0);
+    assert_eq!((report.rails, report.overflows, report.written), (0, 1, u64::from(SLOTS)));
 }
 
 #[test]
@@ -334,4 +340,13 @@ fn a_peer_does_not_free_slots_that_were_not_written_or_open_a_ring_twice() {
     channel.port_mut().arrive(connection, &notice(1, RingNotice::Open, 0, &ring));
     let Polled::Fault(fault) = channel.poll() else { panic!("it was opened twice") };
     assert_eq!(fault.fault, PortFault::Header);
+}
+
+#[test]
+fn a_ring_takes_its_slots_from_the_places_of_the_window_which_the_rails_share() {
+    assert_eq!((FastPath::OFF.receives(64, 1), FastPath::OFF.receives(64, 4)), (64, 16));
+    assert_eq!(
+        (FAST.receives(64, 1), FAST.receives(64, 4), FAST.receives(SLOTS as usize - 1, 1)),
+        (60, 15, 0)
+    );
 }

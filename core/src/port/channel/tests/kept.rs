@@ -178,3 +178,30 @@ fn the_end_of_a_peer_ends_what_was_prepared_for_it() {
     channel.revoke(0, exposure);
     assert_eq!(regions(channel.port()), (1, 0));
 }
+
+#[test]
+fn a_connection_has_a_bounded_number_of_accesses_under_way() {
+    let mut channel = connected(RendezvousChoice::Write, TestRegistrations::kept());
+    let message = message();
+    let region = RegionBytes { address: 1 << 40, len: PAGE as u64, key: 1, notice: None };
+    let mut operation = 0;
+    let mut begin = |channel: &mut TestChannel| {
+        operation += 1;
+        channel.put(0, &Descriptor::of_region(&region), 0, range(&message), operation) == Accessed::Later
+    };
+    let begun = (0..100).take_while(|_| begin(&mut channel)).count();
+    assert_eq!(begun, 16);
+    // Each one that has ended makes room for one more.
+    for _ in 0..3 {
+        assert!(matches!(channel.poll(), Polled::Idle));
+        assert!(channel.poll_access().is_some() && begin(&mut channel));
+    }
+    while matches!(channel.poll(), Polled::Idle) && channel.poll_access().is_some() {}
+    assert!(begin(&mut channel));
+}
+
+#[test]
+fn memory_is_accessed_directly_only_over_one_connection() {
+    assert!(channel(2, 1, 64).direct_access(0).is_some());
+    assert!(channel(2, 2, 64).direct_access(0).is_none());
+}

@@ -31,8 +31,8 @@ pub(super) const WORLD: u64 = 77;
 pub(super) const KEY: JobKey = JobKey::from_bytes([7; 32]);
 /// The address that this process calls.
 const ADDRESS: &[u8] = &[1];
-/// Payload bytes of the largest packet.
-pub(super) const PACKET_BYTES: u32 = 256;
+/// Payload bytes of the largest packet, which is longer than a slot of a ring.
+pub(super) const PACKET_BYTES: u32 = 1024;
 
 const FACTS: Facts = Facts {
     name: "script",
