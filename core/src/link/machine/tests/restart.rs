@@ -206,16 +206,18 @@ fn a_confirmed_rank_that_speaks_nonsense_keeps_its_place_without_the_carrier() {
 }
 
 #[test]
-fn an_endpoint_that_closes_forgets_a_rank_that_waits() {
+fn an_endpoint_that_closes_forgets_a_rank_that_waits_and_says_so() {
     for is_confirmed in [false, true] {
         let mut world = Setup { has_ranks: true, ..Setup::new(HandOff) }.open();
         let next = restart(&mut world, 1);
-        assert_eq!(launcher(&mut world, is_confirmed), is_confirmed);
+        if is_confirmed {
+            assert!(launcher(&mut world, true));
+        }
         world.close(0, LeaveManner::Closed);
         world.assert_nothing(0);
         assert!(!readmit(&mut world));
         world.run();
-        assert_ne!(world.stage(next, 0), LinkStage::Open);
+        assert_eq!(world.reports(next), [LinkReport::Ended(LinkEnding::Left)]);
     }
 }
 
@@ -229,6 +231,12 @@ fn a_rank_that_is_none_of_the_world_is_refused() {
     let unknown = [LinkReport::Ended(LinkEnding::Refused(RefusalCode::Unknown))];
     assert_eq!(world.reports(stranger), unknown);
     assert_eq!(world.desk(stranger).words, "this world has no such rank");
+    // Nor is it a later process of the rank that it calls.
+    let own = LinkProcess { rank: Some(0), incarnation: 1, ..LinkProcess::alone(address(HandOff, 3)) };
+    let own = world.add(own, Vec::new());
+    world.speak(own, 0).unwrap();
+    world.run();
+    assert_eq!((world.reports(own), world.reports(0)), (unknown.into(), [].into()));
     // A process that was called as one that is no rank is not the restarted one of a rank.
     let next = world.restart(1, 1);
     let peer = world.address(next);

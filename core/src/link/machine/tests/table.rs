@@ -329,7 +329,7 @@ fn a_restarted_rank_that_waits_is_forgotten_with_its_carrier() {
                 (Nonsense, Idle, &["refuse"], None),
                 (OtherVersion, Idle, &["refuse"], None),
                 (Departure, Idle, &[], None),
-                (Close, Idle, &[], None),
+                (Close, Idle, &["leave"], None),
             ],
         );
     }
