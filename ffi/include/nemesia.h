@@ -1916,10 +1916,10 @@ int32_t nemesia_endpoint_alone(const struct nemesia_config *config,
 
 /**
  * Writes the address of an endpoint. Other processes of this user on this machine, and of this job on others if there
- * is a key, connect by it. The further peers of a rank have ranks from the world's size on. Processes on other machines
- * cannot use the address of a rank if ranks of several machines connect at the start, or may be started again. It is
- * valid until the endpoint is closed, and is never that of another endpoint. Its bytes may be copied and compared; they
- * mean nothing else.
+ * is a key, connect by it. The further peers of a rank have ranks from the world's size on. If ranks of several
+ * machines connect at the start, or may be started again, processes on other machines cannot connect by the address.
+ * It is valid until the endpoint is closed, and is never that of another endpoint. Its bytes may be copied and
+ * compared; they mean nothing else.
  *
  * - `endpoint`: an open endpoint.
  * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.

@@ -4,7 +4,6 @@ mod address;
 mod calls;
 mod connect;
 mod extent;
-mod handshake;
 mod joining;
 mod lent;
 mod links;

@@ -167,10 +167,10 @@ fn different_sizes_are_refused_on_both_sides_with_both_values() -> Result<(), St
     Ok(())
 }
 
-/// The deviation of each impostor; the message if rank 0, which accepts, is the impostor; and the message if
-/// rank 1, which connects, is the impostor; empty if it has no such deviation. `OURS` is the version of the layout, `NEXT` the one after it. An
-/// incomprehensible rank 1 does not end the world: it counts as an unauthenticated connection, and rank 1 as
-/// missing.
+/// The deviation of each impostor; the message if rank 0, which answers, is the impostor, empty if it has no such
+/// deviation; and the message if rank 1, which calls, is the impostor. `OURS` is the version of the layout, `NEXT` the
+/// one after it. An incomprehensible rank 1 does not end the world: it counts as an unauthenticated connection, and
+/// rank 1 as missing.
 const IMPOSTORS: [(&str, &str, &str); 32] = [
     (
         "address-version",

@@ -21,6 +21,7 @@ use nemesia_core::engine::rma::WINDOW;
 use nemesia_core::engine::{Engine, Lent, Tuning};
 use nemesia_core::flow::CeilingError;
 use nemesia_core::port::PacketPort as _;
+use nemesia_core::port::memory::Address;
 use nemesia_core::slab::List;
 use nemesia_core::spin::Oversubscription;
 use nemesia_core::store;
@@ -206,12 +207,7 @@ impl Endpoint {
         };
         endpoint.incarnations[rank] = endpoint.here.incarnation();
         endpoint.begin_without(&attached.gone);
-        endpoint.begin_connecting(time)?;
-        if exchange.restarts() && time == Some(ConnectTime::Start) {
-            // The world is complete when all have joined.
-            let address = *endpoint.address()?;
-            exchange.join(&MemberAddress { address, net: net_address }.encode())?;
-        }
+        endpoint.begin_connecting(time, exchange, net_address)?;
         endpoint.report_routes();
         Ok(endpoint)
     }
@@ -307,8 +303,13 @@ impl Endpoint {
 
 impl Endpoint {
     /// Connects with all ranks, unless that is done on demand. Those on other machines were connected before the engine
-    /// was started.
-    fn begin_connecting(&mut self, time: Option<ConnectTime>) -> Result<(), Error> {
+    /// was started. If the launcher restarts ranks, this process then joins, at this place of the network.
+    fn begin_connecting(
+        &mut self,
+        time: Option<ConnectTime>,
+        exchange: &mut (dyn Exchange + Send),
+        net: Option<Address>,
+    ) -> Result<(), Error> {
         if matches!(time, None | Some(ConnectTime::OnDemand)) {
             return Ok(());
         }
@@ -318,7 +319,15 @@ impl Endpoint {
         self.with_peers(|peers, endpoint| {
             remote.into_iter().try_for_each(|rank| peers.begin_connected(rank, endpoint))
         })?;
-        if time == Some(ConnectTime::Start) { self.connect_ranks() } else { self.call_missing() }
+        if time == Some(ConnectTime::Restart) {
+            return self.call_missing();
+        }
+        self.connect_ranks()?;
+        if exchange.restarts() {
+            // The world is complete when all have joined.
+            exchange.join(&MemberAddress { address: *self.address()?, net }.encode())?;
+        }
+        Ok(())
     }
 
     /// Reports how each rank is reached, and all warnings, to the subscribers of `tracing` (feature `tracing`); and

@@ -316,6 +316,10 @@ impl Calls {
         {
             self.links.restarted(claim.rank, false, now, &mut owner);
         }
+        // A process may claim to be one after the other.
+        if self.desk.claims.len() > self.desk.world.size as usize {
+            self.forget_claims();
+        }
         for link in std::mem::take(&mut self.desk.touched) {
             let is_over = self.links.stage(link) == LinkStage::Idle;
             if let Some(parts) = self.desk.parts.remove(&link) {
@@ -503,9 +507,14 @@ impl Calls {
 
     /// Returns the processes that wait to be readmitted, with their ranks: at most one for each.
     pub(crate) fn claims(&mut self) -> Vec<RankClaim> {
+        self.forget_claims();
+        self.desk.claims.clone()
+    }
+
+    /// Forgets the claims of processes that have gone, or have claimed something else since.
+    fn forget_claims(&mut self) {
         let Self { links, desk, .. } = self;
         desk.claims.retain(|claim| links.stage(claim.link) == LinkStage::Held);
-        desk.claims.clone()
     }
 
     /// The launcher says whether such a process is that of its rank. If it is, the former one has ended.

@@ -18,8 +18,7 @@ use nemesia_core::peers::PeerAddress;
 
 use super::address;
 use super::calls::Calls;
-use super::handshake::{self, Cpus};
-use super::peer::{ShmWorld, patiently};
+use super::peer::{self, Cpus, ShmWorld, patiently};
 use super::segments::OwnSegments;
 use crate::bootstrap::Exchange;
 use crate::config::NetChoice;
@@ -154,7 +153,7 @@ fn ranks(world: &ShmWorld, cards: &[ProcessCard], remote: &RemoteRanks) -> Resul
     let ranks = cards.iter().zip(0..).map(|(card, rank)| {
         let is_remote = remote.contains(rank as usize);
         if !is_remote {
-            handshake::compare(&world.geometry, &card.geometry)
+            peer::compare(&world.geometry, &card.geometry)
                 .map_err(|problem| Error::Peer { rank: rank as usize, problem })?;
         }
         let ProcessCard { expedited, cpus, .. } = *card;

@@ -3,8 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::handshake::SaidProcess;
-use super::peer::MappedPeer;
+use super::peer::{MappedPeer, SaidProcess};
 use super::segments::{OwnLink, OwnSegments, Unjoined};
 use super::views::NewLink;
 use super::{Port, make_places, met, readable_one};

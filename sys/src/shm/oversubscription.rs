@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 
 use nemesia_core::spin::Oversubscription;
 
-use super::handshake::Cpus;
+use super::peer::Cpus;
 use crate::os::numa;
 
 /// Returns the processors on which this process may run.

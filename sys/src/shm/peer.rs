@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::link::address::LinkAddress;
 use nemesia_core::link::token::LinkToken;
-use nemesia_core::shared::layout::Geometry;
+use nemesia_core::shared::layout::{Geometry, MAX_PEERS};
 
 use super::address;
-use super::handshake::{self, Cpus, SaidProcess};
 use super::segments::{Expected, OwnLink, PeerSegments, Unjoined};
 use crate::config::Config;
 use crate::error::Error;
@@ -17,7 +16,10 @@ use crate::transport::hosts::HostAddress;
 /// The time after which is repeated what failed for a shortage of this process.
 const AGAIN_AFTER: Duration = Duration::from_millis(10);
 
-/// The facts about this process that its handshake contains.
+/// A set of processors by number, modulo 512.
+pub(crate) type Cpus = [u64; 8];
+
+/// The facts about this process that its calls contain.
 #[derive(Debug)]
 pub(super) struct ShmWorld {
     pub(super) config: Config,
@@ -48,6 +50,35 @@ impl ShmWorld {
     /// Listens under the name that the token of this process has.
     pub(super) fn bind(&self) -> Result<HandoffListener, ShmError> {
         HandoffListener::bind_as(address::socket(&self.token))
+    }
+}
+
+/// What a process has said in a call or an answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SaidProcess {
+    pub(super) epoch: u64,
+    /// The number by which it knows this process: less than [`MAX_PEERS`].
+    pub(super) number: u32,
+    pub(super) geometry: Geometry,
+    /// It is registered for `membarrier`.
+    pub(super) expedited: bool,
+    /// The address of the epoch in the process's memory, by which that memory is read in one copy; 0 if it must not be
+    /// read.
+    pub(super) stamp: u64,
+    /// The number of previous starts of its rank.
+    pub(super) incarnation: u64,
+    /// In an answer: the number of agreements so far.
+    pub(super) agreements: u64,
+}
+
+impl SaidProcess {
+    /// Checks the number by which the process knows this one.
+    pub(super) fn check_number(&self) -> Result<(), String> {
+        let (number, most) = (self.number, MAX_PEERS - 1);
+        if number > most {
+            return Err(format!("it knows this process by the number {number}, but the largest is {most}"));
+        }
+        Ok(())
     }
 }
 
@@ -113,7 +144,7 @@ pub(super) fn map(
     said: &SaidProcess,
     fds: &[ForeignFd],
 ) -> Result<MappedPeer, Unjoined> {
-    handshake::compare(&world.geometry, &said.geometry)?;
+    compare(&world.geometry, &said.geometry)?;
     let SaidProcess { epoch, number, .. } = *said;
     let expected =
         Expected { config: &world.config, sizes: world.geometry, sealed: world.sealed, epoch, number };
@@ -129,5 +160,43 @@ impl MappedPeer {
         let Self { segments, memory } = self;
         let expedited = said.expedited;
         Peer { segments, link, expedited, memory }
+    }
+}
+
+/// Compares the sizes. The error has both values of the first one that differs.
+pub(super) fn compare(ours: &Geometry, theirs: &Geometry) -> Result<(), String> {
+    let fields = [
+        ("NEMESIA_CELLS", ours.cells, theirs.cells),
+        ("NEMESIA_CELL_BYTES", ours.cell_bytes, theirs.cell_bytes),
+        ("NEMESIA_FASTBOX_SLOTS", ours.fastbox_slots, theirs.fastbox_slots),
+    ];
+    fields.into_iter().try_for_each(|(field, ours, theirs)| match ours == theirs {
+        true => Ok(()),
+        false => Err(format!("{field} is {theirs} there, and {ours} here: set it alike in all processes")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry { cells: 64, cell_bytes: 4096, fastbox_slots: 64 };
+
+    #[test]
+    fn a_number_that_no_process_can_choose_is_refused() {
+        let number = MAX_PEERS;
+        let (epoch, expedited, stamp, incarnation, agreements) = (9, true, 64, 0, 0);
+        let said =
+            SaidProcess { epoch, number, geometry: GEOMETRY, expedited, stamp, incarnation, agreements };
+        let error = said.check_number().unwrap_err();
+        assert!(error.contains("number 4096") && error.contains("4095"), "{error}");
+        assert_eq!(SaidProcess { number: number - 1, ..said }.check_number(), Ok(()));
+    }
+
+    #[test]
+    fn differing_sizes_are_named_with_both_values() {
+        let error = compare(&GEOMETRY, &Geometry { cells: 32, ..GEOMETRY }).unwrap_err();
+        assert!(error.contains("32") && error.contains("64") && error.contains("NEMESIA_CELLS"), "{error}");
+        assert_eq!(compare(&GEOMETRY, &GEOMETRY), Ok(()));
     }
 }

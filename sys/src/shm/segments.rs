@@ -15,7 +15,7 @@ use crate::os::{Access, AttachLimits, ForeignFd, Segment, SegmentBacking, Segmen
 
 /// Slack in a segment's size: it may be rounded up to huge pages.
 const ROUNDING: usize = 1 << 30;
-/// Most descriptors of a handshake: own segment, first inbox, link segment, and perhaps a further inbox and a life
+/// Most descriptors of a call: own segment, first inbox, link segment, and perhaps a further inbox and a life
 /// mark.
 pub(super) const MOST_DESCRIPTORS: usize = 5;
 
@@ -41,7 +41,7 @@ pub(super) struct OwnLink {
 }
 
 impl OwnLink {
-    /// Closes the descriptor of the segment. Call this when the peer's handshake is there and ours has left: only that
+    /// Closes the descriptor of the segment. Call this when the peer's call or answer is there and ours has left: only that
     /// peer maps the segment, and it needs no descriptor of ours any more.
     pub(super) fn close_descriptor(&mut self) {
         self.segment.close_descriptor();

@@ -178,9 +178,10 @@ impl Endpoint {
         let claim = claim.ok_or(Error::NotRestarted { rank })?;
         let agreements = self.agreements.number();
         self.forget_process(rank);
+        self.with_peers(|peers, endpoint| peers.readmit(&claim, agreements, endpoint))?;
         self.incarnations[rank] = claim.incarnation;
         self.agreements.readmit(rank);
-        self.with_peers(|peers, endpoint| peers.readmit(&claim, agreements, endpoint))
+        Ok(())
     }
 
     /// Readmits a rank that is reached over the network. Its connection becomes ready later; until then operations with

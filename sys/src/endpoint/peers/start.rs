@@ -13,8 +13,9 @@ use crate::opening::OpeningReport;
 
 /// The ranks that this process calls at once.
 const AT_ONCE: usize = 16;
-/// The time after which this process also calls the ranks whose calls it awaits: that shows whether they live.
-const LATE: Duration = Duration::from_millis(200);
+/// The time without a new connection after which this process also calls the ranks whose calls it awaits: that shows
+/// whether they live.
+const LATE: Duration = Duration::from_millis(500);
 /// What a rank has done that cannot be called.
 const UNREACHED: &str = "nothing listens at its socket: it has ended, or runs in a copy of this machine; for copies \
                          set NEMESIA_LOCAL=off";
@@ -28,20 +29,23 @@ impl Endpoint {
     /// wait.
     pub(in crate::endpoint) fn connect_ranks(&mut self) -> Result<(), Error> {
         let (own, size) = (self.rank(), self.size());
-        let begun = Instant::now();
         let mut report = OpeningReport::new(self.config.explain, (own, size));
         let mut wait = Wait::new(Some(self.patience()));
-        let mut missing: Vec<usize> = (0..size).filter(|rank| self.is_awaited(*rank)).collect();
+        let mut missing: Vec<usize> = (0..size).collect();
+        let (mut since, mut before) = (Instant::now(), size);
         loop {
             missing.retain(|rank| self.is_awaited(*rank));
             if missing.is_empty() {
                 break;
             }
+            if missing.len() < before {
+                (since, before) = (Instant::now(), missing.len());
+            }
             if let Some(rank) = missing.iter().find(|rank| self.failure(**rank).is_some()) {
                 return Err(self.start_failed(*rank));
             }
             report.look(|| missing.clone());
-            let called = if begun.elapsed() < LATE { own } else { size };
+            let called = if since.elapsed() < LATE { own } else { size };
             self.with_peers(|peers, endpoint| {
                 peers.call_ranks((&missing, own, called), endpoint);
                 Ok(())

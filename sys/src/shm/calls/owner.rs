@@ -23,9 +23,8 @@ use crate::error::Error;
 use crate::os::shortage::Shortage;
 use crate::os::{ForeignFd, HandoffConnection, Watch, random};
 use crate::shm::address;
-use crate::shm::handshake::SaidProcess;
 use crate::shm::joining::JoiningProcess;
-use crate::shm::peer::{ShmWorld, map};
+use crate::shm::peer::{SaidProcess, ShmWorld, map};
 use crate::shm::segments::{OwnLink, OwnSegments, Unjoined};
 
 /// The code of the only offer.

@@ -1,4 +1,4 @@
-//! What a process publishes before it connects: where it is, and the facts that a handshake would say.
+//! What a process publishes before it connects: where it is, and the facts that a call would say.
 //!
 //! With these facts a world can check at its start that its processes fit, although they connect later. What others
 //! publish is untrusted: every field is checked.
@@ -10,8 +10,7 @@ use nemesia_core::shared::layout::Geometry;
 use crate::config::{Config, NetChoice, SingleCopy};
 use crate::os::HandoffListener;
 use crate::shm::address;
-use crate::shm::handshake::Cpus;
-use crate::shm::peer::ShmWorld;
+use crate::shm::peer::{Cpus, ShmWorld};
 use crate::transport::hosts::HostAddress;
 
 /// The published facts about a process.
