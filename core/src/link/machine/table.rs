@@ -239,9 +239,9 @@ impl<S: LinkStorage> Links<S> {
     /// Draws the next number of a link: its place, and random bits that a process which does not see its messages
     /// cannot guess.
     pub(super) fn draw<O: LinkOwner>(&mut self, index: u32, owner: &mut O) -> u64 {
-        let number = (owner.random() | 1 << 63) << PLACE_BITS | u64::from(index);
-        self.links.get_mut(index).ours = number.max(1);
-        number.max(1)
+        let number = (owner.random() << PLACE_BITS | u64::from(index)).max(1);
+        self.links.get_mut(index).ours = number;
+        number
     }
 
     pub(super) fn header(&self, index: u32) -> LinkHeader {
