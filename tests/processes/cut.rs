@@ -93,6 +93,23 @@ fn a_silent_host_is_given_up_within_the_setting() -> Result<(), String> {
     Ok(())
 }
 
+/// Connections and short messages pass, so nothing but the length tells this network from a good one.
+#[test]
+fn a_way_that_loses_long_packets_is_named_with_the_mtu() -> Result<(), String> {
+    const NAME: &str = "a_way_that_loses_long_packets_is_named_with_the_mtu";
+    let Some(hosts) = namespaces(NAME, SCRATCH) else { return Ok(()) };
+    hosts.lose_long_packets()?;
+    let ranks = pair(&hosts, "long-lost", SILENCE, &[])?.wait(DEADLINE)?;
+    assert!(ranks.iter().all(|rank| rank.kind.is_success()), "{}", report(&ranks));
+    assert!(
+        ranks[0].output.contains("(only large ones, if an MTU on the way is smaller"),
+        "{}",
+        report(&ranks)
+    );
+    assert!(ranks[1].output.starts_with("short\n"), "{}", report(&ranks));
+    Ok(())
+}
+
 /// The kernel of the other host answers, although it has no room for more: the host is there.
 #[test]
 fn a_rank_that_computes_for_longer_than_the_limit_is_waited_for() -> Result<(), String> {

@@ -117,6 +117,18 @@ impl Hosts {
         }
     }
 
+    /// Makes the way from host 0 to host 1 lose all packets longer than 1,500 bytes, about which no host is informed:
+    /// both believe that 9,000 bytes pass.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn lose_long_packets(&self) -> Result<(), String> {
+        let (first, second) = (&self.names[0], &self.names[1]);
+        // Without segments that only the device would cut.
+        ip(&format!("-n {first} link set v1 mtu 9000 gso_max_segs 1"))?;
+        ip(&format!("-n {second} route replace 10.77.0.0/24 dev v2 src 10.77.0.2 advmss 8960"))
+    }
+
     /// Returns whether the hosts have IPv6 addresses, `fd77::1` and `fd77::2`.
     pub fn has_ipv6(&self) -> bool {
         let shown =

@@ -164,6 +164,7 @@ fn dispatch(words: &[&str]) -> Outcome {
         ("outlived", [by_pipe, raw]) => fork::outlived(*by_pipe != 0, *raw != 0),
         ("cut", [per_host, how]) => cut::run((*per_host).max(1) as usize, *how),
         ("computes", [seconds]) => cut::computes(*seconds),
+        ("long-lost", []) => cut::long_lost(),
         ("leaves", [how]) => ending::leaves(*how),
         ("flush", [own]) => ending::flush(*own != 0),
         ("idle", [millis]) => idle::run(*millis),

@@ -10,6 +10,8 @@
 //! The ranks of the host that was cut off see all others fail, and go on as well.
 //!
 //! `computes SECONDS`: rank 1 calls nothing for so long, while more waits for it than its kernel has room for.
+//!
+//! `long-lost`: rank 0 sends rank 1 a short message, which arrives, and a long one, which the network loses.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -193,6 +195,23 @@ pub(super) fn computes(seconds: u64) -> Outcome {
         ensure(waited > time / 2, || format!("all messages were sent after {waited:?}"))?;
     }
     Ok(endpoint.close()?)
+}
+
+pub(super) fn long_lost() -> Outcome {
+    let mut endpoint = open()?;
+    let (mut short, mut long) = ([7_u8; 8], vec![8_u8; 300_000]);
+    let lost = if endpoint.rank() == 0 {
+        endpoint.send(1, BEGIN, &short)?;
+        endpoint.send(1, 1, &long).and_then(|()| endpoint.recv(Source::Rank(1), Tag::Exactly(1), &mut []))
+    } else {
+        endpoint.recv(Source::Rank(0), Tag::Exactly(BEGIN), &mut short)?;
+        tell("short")?;
+        endpoint.recv(Source::Rank(0), Tag::Exactly(1), &mut long)
+    };
+    match lost {
+        Err(error @ Error::PeerFailed { .. }) => tell(&error.to_string()),
+        outcome => broken(format!("{outcome:?}")),
+    }
 }
 
 /// Exchanges one message with each of these ranks. Returns those that have failed.
