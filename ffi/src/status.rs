@@ -305,7 +305,9 @@ impl From<Error> for Fault {
             }
             Error::Replies { .. } => NEMESIA_ERR_REPLIES,
             Error::NoWorld => NEMESIA_ERR_NO_WORLD,
-            Error::Address { .. } | Error::NoPeer(PeerError::Itself) => NEMESIA_ERR_ADDRESS,
+            Error::Address { .. } | Error::Apart { .. } | Error::NoPeer(PeerError::Itself) => {
+                NEMESIA_ERR_ADDRESS
+            }
             Error::NoPeer(PeerError::Slots { .. } | PeerError::Connections { .. }) => NEMESIA_ERR_CONNECTIONS,
             Error::NoPeer(PeerError::Ended(_)) => NEMESIA_ERR_ENDED,
             Error::NoPeer(PeerError::Stale | PeerError::InUse | PeerError::Pinned) => NEMESIA_ERR_NO_PEER,

@@ -264,6 +264,13 @@ pub enum Error {
         /// The problem, and the remedy.
         problem: String,
     },
+    /// The process of an address runs on another machine, and one of both takes no part in the network: it has no key
+    /// of the job.
+    #[error("cannot connect: {problem}")]
+    Apart {
+        /// The problem, and the remedy.
+        problem: String,
+    },
     /// A peer cannot be connected with, or does not exist.
     #[error("{0}")]
     NoPeer(#[from] nemesia_core::peers::PeerError),

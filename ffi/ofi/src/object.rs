@@ -50,7 +50,8 @@ impl From<&Error> for Errno {
             Error::Unpaid(_) => Self::NO_MEMORY,
             Error::PeerFailed { .. } | Error::NoPeer(_) => Self::ENDED,
             Error::Truncated(_) => Self::TRUNCATED,
-            Error::Refused { refusal: Refusal::Key, .. } => Self::NO_KEY,
+            // MPIs print the text of the number: "Required key not available".
+            Error::Refused { refusal: Refusal::Key, .. } | Error::Apart { .. } => Self::NO_KEY,
             Error::Refused { refusal: Refusal::Access, .. } => Self(bindings::FI_EACCES),
             Error::Refused { .. } => Self::INVALID,
             Error::Cancelled => Self::CANCELLED,

@@ -112,8 +112,8 @@ impl Endpoint {
     /// accepted again if a collective call had lost it ([`Endpoint::among_peers`]).
     ///
     /// # Errors
-    /// [`Error::Address`] if these are not the bytes of an address, or if it is one of another machine and one of the
-    /// two endpoints has no key of the job.
+    /// [`Error::Address`] if these are not the bytes of an address. [`Error::Apart`] if it is one of another machine
+    /// and one of the two endpoints has no key of the job.
     /// [`Error::NoPeer`]: it is the address of this endpoint, or there are too many peers.
     pub fn connect(&mut self, address: &PeerAddress) -> Result<PeerRef, Error> {
         self.check_origin()?;

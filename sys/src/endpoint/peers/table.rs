@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nemesia_core::engine::Failure;
+use nemesia_core::link::address::LinkAddress;
 use nemesia_core::peers::{
     PeerAddress, PeerEnd, PeerError, PeerLimits, PeerRef, PeerSlot, PeerStage, Peers, Speaking,
 };
@@ -325,8 +326,11 @@ impl PeerTable {
         if let Some(rank) = self.table.peer_by(address).filter(|peer| self.is_rank(*peer)) {
             return Ok(rank);
         }
-        if let Some(calls) = &self.calls {
-            calls.check(address).map_err(|problem| Error::Address { problem })?;
+        if let Some(calls) = &self.calls
+            && let Err(problem) = calls.check(address)
+        {
+            let is_address = LinkAddress::decode(address).is_ok();
+            return Err(if is_address { Error::Apart { problem } } else { Error::Address { problem } });
         }
         self.begin_growth();
         self.make_place();

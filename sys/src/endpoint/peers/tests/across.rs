@@ -124,10 +124,14 @@ fn another_key_or_none_and_other_packets_are_refused_with_the_remedy() {
     assert!(warnings.contains("NEMESIA_NET_PACKET_BYTES"), "{warnings}");
     assert_eq!((one.size(), one.warnings().len()), (1, 0));
     let mut keyless = Endpoint::alone(&Config::default().local(false)).unwrap();
-    let error = keyless.connect(&address).unwrap_err().to_string();
-    assert!(error.contains("this endpoint") && error.contains("NEMESIA_JOB_KEY_FILE"), "{error}");
-    let error = one.connect(keyless.address().unwrap()).unwrap_err().to_string();
-    assert!(error.contains("that endpoint") && error.contains("NEMESIA_JOB_KEY_FILE"), "{error}");
+    for (error, lacks) in [
+        (keyless.connect(&address).unwrap_err(), "this endpoint"),
+        (one.connect(keyless.address().unwrap()).unwrap_err(), "that endpoint"),
+    ] {
+        let text = error.to_string();
+        assert!(text.contains(lacks) && text.contains("NEMESIA_JOB_KEY_FILE"), "{text}");
+        assert!(matches!(error, Error::Apart { .. }), "{error:?}");
+    }
 }
 
 #[test]
