@@ -123,8 +123,10 @@ unsafe extern "C" fn insert_by_service(
     call(|| {
         // SAFETY: the application's vector.
         let it: &VectorObject = unsafe { object(vector) }?;
-        // SAFETY: the application's strings, null or valid, and its number.
-        unsafe { it.insert(&[ServicePlace::named(node, service, false)?.find()], out) }
+        // SAFETY: the application's strings, null or valid.
+        let place = unsafe { ServicePlace::named(node, service, false) }?.ok_or(Errno::INVALID)?;
+        // SAFETY: the application's place for the number, null or valid.
+        unsafe { it.insert(&[place.find()], out) }
     }) as c_int
 }
 

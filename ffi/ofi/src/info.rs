@@ -99,8 +99,10 @@ pub(crate) unsafe extern "C" fn getinfo(
         if !node.is_null() || !service.is_null() {
             let is_source = flags & fi::FI_SOURCE != 0;
             // SAFETY: the application's strings, null or valid.
-            let place = Some(unsafe { ServicePlace::named(node, service, is_source) }?.encode());
-            *(if is_source { &mut wanted.source } else { &mut wanted.destination }) = place;
+            if let Some(place) = unsafe { ServicePlace::named(node, service, is_source) }? {
+                *(if is_source { &mut wanted.source } else { &mut wanted.destination }) =
+                    Some(place.encode());
+            }
         }
         // Before version 1.5 the mode was one of two; later it has a bit for each thing that is asked of applications.
         let is_old = version != 0 && version < crate::version(1, 5);
@@ -353,10 +355,8 @@ fn domain(wanted: &Wanted, caps: u64) -> Result<*mut fi_domain_attr, Errno> {
         (*it).control_progress = fi::FI_PROGRESS_MANUAL;
         (*it).data_progress = fi::FI_PROGRESS_MANUAL;
         (*it).resource_mgmt = fi::FI_RM_ENABLED;
-        (*it).av_type = match wanted.av {
-            fi::FI_AV_UNSPEC => fi::FI_AV_TABLE,
-            av => av,
-        };
+        // FI_AV_UNSPEC: both kinds are possible.
+        (*it).av_type = wanted.av;
         (*it).mr_cnt = 1 << 16;
         (*it).mr_iov_limit = 1;
         (*it).mr_key_size = size_of::<u64>();

@@ -36,7 +36,7 @@ pub(crate) struct ServicePlace(SocketAddr);
 
 impl ServicePlace {
     /// Returns the place that an application names, of which at most one part is null. `is_source`: this process
-    /// listens there.
+    /// listens there. `None`: a node that is known, whose port is left out, names no endpoint of another process.
     ///
     /// # Safety
     /// The pointers are null or lead to strings.
@@ -44,7 +44,7 @@ impl ServicePlace {
         node: *const c_char,
         service: *const c_char,
         is_source: bool,
-    ) -> Result<Self, Errno> {
+    ) -> Result<Option<Self>, Errno> {
         // SAFETY: the caller's promise.
         let [node, service] =
             [node, service].map(|text| (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }));
@@ -54,21 +54,16 @@ impl ServicePlace {
             Errno::NO_DATA
         };
         let port = match service.as_deref().map(str::parse) {
-            None if is_source => 0,
-            None => {
-                return Err(missing(
-                    "a node without a service leads to no endpoint: name the port of its server",
-                ));
-            }
+            None => 0,
             Some(Ok(port)) => port,
             Some(Err(_)) => return Err(missing("a service must be the number of a port")),
         };
         let Some(node) = node else {
             let ip = if is_source { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST };
-            return Ok(Self(SocketAddr::new(ip.into(), port)));
+            return Ok(Some(Self(SocketAddr::new(ip.into(), port))));
         };
         match (&*node, port).to_socket_addrs().map(|mut found| found.next()) {
-            Ok(Some(place)) => Ok(Self(place)),
+            Ok(Some(place)) => Ok((is_source || service.is_some()).then_some(Self(place))),
             Ok(None) => Err(missing(&format!("the node {node} has no address"))),
             Err(error) => Err(missing(&format!("the node {node} is not known: {error}"))),
         }
@@ -201,7 +196,9 @@ fn answer_all(listener: &TcpListener, answer: &[u8]) {
 mod tests {
     use super::*;
 
-    fn place(node: Option<&CStr>, service: Option<&CStr>, is_source: bool) -> Result<ServicePlace, Errno> {
+    type Named = Result<Option<ServicePlace>, Errno>;
+
+    fn place(node: Option<&CStr>, service: Option<&CStr>, is_source: bool) -> Named {
         let [node, service] = [node, service].map(|text| text.map_or(std::ptr::null(), CStr::as_ptr));
         // SAFETY: null, or strings.
         unsafe { ServicePlace::named(node, service, is_source) }
@@ -210,7 +207,7 @@ mod tests {
     #[test]
     fn a_place_has_the_form_of_an_address_and_no_address_is_a_place() {
         for text in [c"127.0.0.1", c"::1", c"10.255.0.7"] {
-            let place = place(Some(text), Some(c"4711"), false).unwrap();
+            let place = place(Some(text), Some(c"4711"), false).unwrap().unwrap();
             assert_eq!(ServicePlace::decode(&place.encode()), Some(place));
             assert_eq!(place.0.port(), 4711);
         }
@@ -222,10 +219,13 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_any_address_of_a_server_and_this_machine_for_a_client() {
-        assert_eq!(place(None, Some(c"9"), true).unwrap().0, "0.0.0.0:9".parse().unwrap());
-        assert_eq!(place(None, Some(c"9"), false).unwrap().0, "127.0.0.1:9".parse().unwrap());
-        assert_eq!(place(Some(c"127.0.0.1"), None, true).unwrap().0.port(), 0);
-        for (node, service) in [(Some(c"127.0.0.1"), None), (None, Some(c"http")), (None, Some(c"65536"))] {
+        let at = |text: &str| Ok(Some(ServicePlace(text.parse().unwrap())));
+        assert_eq!(place(None, Some(c"9"), true), at("0.0.0.0:9"));
+        assert_eq!(place(None, Some(c"9"), false), at("127.0.0.1:9"));
+        assert_eq!(place(Some(c"127.0.0.1"), None, true), at("127.0.0.1:0"));
+        assert_eq!(place(Some(c"127.0.0.1"), None, false), Ok(None));
+        for (node, service) in [(Some(c"host.invalid"), None), (None, Some(c"http")), (None, Some(c"65536"))]
+        {
             assert_eq!(place(node, service, false), Err(Errno::NO_DATA));
         }
     }

@@ -29,6 +29,8 @@ static void information(void) {
     CHECK(info->ep_attr->type == FI_EP_RDM && info->mode == 0 && info->domain_attr->mr_mode == 0);
     CHECK(info->tx_attr->inject_size >= 64 && info->ep_attr->max_msg_size >= (size_t)1 << 32);
     CHECK(info->domain_attr->data_progress == FI_PROGRESS_MANUAL);
+    /* An application that sees a kind of address vector takes it for the only one. */
+    CHECK(info->domain_attr->av_type == FI_AV_UNSPEC);
     /* Who asks for nothing finds all that can be had. */
     CHECK((info->caps & all) == all && (info->rx_attr->caps & FI_DIRECTED_RECV) != 0);
     fi_freeinfo(info);
