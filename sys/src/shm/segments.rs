@@ -41,8 +41,8 @@ pub(super) struct OwnLink {
 }
 
 impl OwnLink {
-    /// Closes the descriptor of the segment. Call this when the peer's call or answer is there and ours has left: only that
-    /// peer maps the segment, and it needs no descriptor of ours any more.
+    /// Closes the descriptor of the segment. Call this when the peer's call or answer is there and ours has left: only
+    /// that peer maps the segment, and it needs no descriptor of ours any more.
     pub(super) fn close_descriptor(&mut self) {
         self.segment.close_descriptor();
     }
