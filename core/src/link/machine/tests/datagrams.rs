@@ -69,6 +69,7 @@ fn messages_that_come_twice_or_much_later_change_nothing() {
 fn the_pauses_between_repetitions_double_up_to_the_longest_and_are_long_after_hold() {
     let mut world = Setup::new(Datagram).open();
     world.speak(0, 1).unwrap();
+    assert_eq!(world.processes[0].links.next(), world.now + millis(5));
     for pause in [5, 10, 20, 40, 80, 160, 320, 400, 400] {
         assert_eq!(world.said(0), ["ask"]);
         world.pass(millis(pause) - INSTANT);
@@ -286,4 +287,16 @@ fn a_call_that_waits_for_the_end_of_a_link_is_held_again_for_each_copy() {
     });
     world.wait(secs(1));
     world.assert_joined(0, 1);
+}
+
+#[test]
+fn a_departure_is_answered_and_counts_from_its_author_only() {
+    for (from, reports) in [(2, &[][..]), (1, &[LinkReport::Ended(LinkEnding::Left)][..])] {
+        let mut world = Setup { count: 3, has_ranks: true, ..Setup::new(Datagram) }.open();
+        let address = world.address(0);
+        let message = world.act(1, |links, _, _| links.departure(&address));
+        world.carriage.flights.push_back(Flight::Datagram(from, 0, message.get().to_vec()));
+        world.step();
+        assert_eq!((world.reports(0), world.said(0)), (reports.to_vec(), ["done"].into()), "from {from}");
+    }
 }
