@@ -411,20 +411,20 @@ pub(super) fn impostor() -> Outcome {
             let called = heard.first().and_then(|card| address(card));
             let called = called.ok_or_else(|| Fault::Broken(format!("no address in {heard:?}")))?;
             let held = [(1, 1), (1, 9)].map(|(rank, incarnation)| claim(&called, rank, incarnation));
-            refused(claim(&called, 1, 1)?, "a later process")?;
+            refused(&claim(&called, 1, 1)?, "a later process")?;
             for rank in [0, 7] {
-                refused(claim(&called, rank, 1)?, "no such rank")?;
+                refused(&claim(&called, rank, 1)?, "no such rank")?;
             }
-            refused(claim(&called, 2, 0)?, "a later process")?;
+            refused(&claim(&called, 2, 0)?, "a later process")?;
             // Sends nothing at all.
             let _silent = HandoffConnection::connect(&socket(&called.token), Instant::now() + PATIENCE);
             endpoint.send(0, WORD, &[])?;
             endpoint.recv(Source::Rank(0), Tag::Exactly(WORD), &mut [])?;
             let [former, latest] = held;
-            refused(latest?, UNKNOWN)?;
+            refused(&latest?, UNKNOWN)?;
             ensure(is_closed(&former?), || "the former claim is kept".into())?;
-            refused(claim(&called, 1, 1)?, UNKNOWN)?;
-            refused(claim(&called, 1, 9)?, UNKNOWN)?;
+            refused(&claim(&called, 1, 1)?, UNKNOWN)?;
+            refused(&claim(&called, 1, 9)?, UNKNOWN)?;
             endpoint.send(0, WORD, &[])?;
             Ok(endpoint.close()?)
         }
@@ -498,7 +498,7 @@ fn claim(called: &LinkAddress, rank: u32, incarnation: u64) -> Outcome<HandoffCo
 }
 
 /// Expects a refusal with these words, perhaps after the message that the call is held.
-fn refused(connection: HandoffConnection, wanted: &str) -> Outcome {
+fn refused(connection: &HandoffConnection, wanted: &str) -> Outcome {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let mut bytes = [0; 512];

@@ -1,5 +1,6 @@
 //! What the processes of a world of links do, and what happens to them.
 
+use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use nemesia_core::link::machine::slots::RankSlot;
@@ -70,8 +71,8 @@ impl LinksWorld {
         let spoken = self.act(at, None, |links, now, hands| links.speak(&target, rank, ENGINE, now, hands));
         if let (Some(Ok(link)), Some(process)) = (spoken, self.processes[at].as_mut()) {
             process.desk.peers.insert(link, peer);
-            if !process.since.contains_key(&peer) {
-                process.since.insert(peer, self.network.now);
+            if let Entry::Vacant(new) = process.since.entry(peer) {
+                new.insert(self.network.now);
                 // What it said before does not come again: this call finds nothing.
                 self.truth.departed.remove(&(peer, at));
             }
