@@ -41,7 +41,7 @@ use crate::os::{
 use crate::route::{Facts, Met};
 use crate::transport::hosts::RemoteRanks;
 use links::Links;
-use peer::{Peer, ShmWorld};
+use peer::ShmWorld;
 
 use lent::LentRanges;
 use regions::MappedRegions;
@@ -52,7 +52,7 @@ pub(crate) use joining::JoiningProcess;
 pub(crate) use lent::{LentRange, Loan};
 pub(crate) use oversubscription::load_beside;
 pub(crate) use regions::{PeerRegion, share_of, window_of};
-use segments::OwnSegments;
+use segments::{OwnSegments, PeerSegments};
 pub(crate) use views::OwnSleep;
 
 /// The port over mapped segments.
@@ -218,10 +218,10 @@ pub(crate) fn release_link(port: &mut Port, number: usize) {
 }
 
 /// Returns the facts about a peer; `unreadable` is the reason why its memory cannot be read.
-fn met(peer: &Peer, unreadable: Option<String>) -> Met {
-    let own = &peer.segments.own;
+fn met(segments: &PeerSegments, expedited: bool, unreadable: Option<String>) -> Met {
+    let own = &segments.own;
     let page = own.huge().then(|| own.page_size());
-    Met { expedited: peer.expedited, sealed: own.write_sealed(), page, unreadable }
+    Met { expedited, sealed: own.write_sealed(), page, unreadable }
 }
 
 /// This process, as others of its machine connect with it.
@@ -385,12 +385,13 @@ fn ask_for_all(config: &Config, origin: &ProcessOrigin, warnings: &mut Vec<Strin
     Ok(())
 }
 
-/// Returns the memory of one peer if the kernel lets us read it, or the reason for the refusal.
-fn readable_one(config: &Config, peer: &mut Peer) -> Result<RemoteMemory, String> {
+/// Returns the memory of a peer if the kernel lets us read it, or the reason for the refusal. `memory`: if it can be
+/// identified.
+fn readable(config: &Config, memory: Option<RemoteMemory>) -> Result<RemoteMemory, String> {
     if config.single_copy == SingleCopy::Off {
         return Err(OFF.to_owned());
     }
-    let memory = peer.memory.take().ok_or_else(|| {
+    let memory = memory.ok_or_else(|| {
         "its process has no number here, or forbids reading its memory: run all in one pid namespace, with \
          the same NEMESIA_SINGLE_COPY"
             .to_owned()

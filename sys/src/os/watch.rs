@@ -75,7 +75,6 @@ pub struct Watch {
     next: u64,
     clock: Option<OwnedFd>,
     ticked: bool,
-    called: bool,
     /// The largest number of times that a peer may have been asked to wake us.
     wakes: u64,
 }
@@ -98,7 +97,6 @@ impl Watch {
             next: 0,
             clock: None,
             ticked: false,
-            called: false,
             wakes: 0,
         })
     }
@@ -199,7 +197,6 @@ impl Watch {
             if event.u64 == CLOCK {
                 self.reset_clock();
             }
-            self.called |= event.u64 == OTHER;
             if let Some(found) = self.examine(event.u64) {
                 departed.found[departed.range.end] = found;
                 departed.range.end += 1;
@@ -208,8 +205,7 @@ impl Watch {
         Ok(departed)
     }
 
-    /// Makes the set readable also while this descriptor is readable. The caller handles the descriptor
-    /// ([`Watch::was_called`]).
+    /// Makes the set readable also while this descriptor is readable. The caller handles the descriptor.
     ///
     /// # Errors
     /// The kernel's limit is reached (`fs.epoll.max_user_watches`).
@@ -271,16 +267,6 @@ impl Watch {
     /// Removes a descriptor from the set, before it is closed or watched.
     pub fn unattend(&self, fd: BorrowedFd<'_>) {
         self.forget(fd);
-    }
-
-    /// Returns whether a descriptor of [`Watch::attend`] has been readable since the last call.
-    pub fn was_called(&mut self) -> bool {
-        std::mem::take(&mut self.called)
-    }
-
-    /// Returns whether this peer is watched: its departure has not been detected.
-    pub fn is_watched(&self, peer: usize) -> bool {
-        self.watched.values().any(|watched| watched.peer == peer)
     }
 
     /// Returns whether the clock of [`Watch::tick`] has ticked since the last call.

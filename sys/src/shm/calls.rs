@@ -385,6 +385,11 @@ impl Calls {
                 self.desk.shortage.record_packet(&error, terms.watch(), connection.as_fd());
                 return self.desk.lack_for(link);
             }
+            // The kernel refuses it to this process, which is no fault of the peer.
+            Err(error @ ShmError::System { .. }) if it.link.is_some() => {
+                let link = it.link;
+                return self.abandon(link, error.to_string(), terms);
+            }
             // It is refused like any other packet that is no message.
             Err(_) => 0,
         };

@@ -18,7 +18,7 @@ use nemesia_core::peers::PeerAddress;
 
 use super::address;
 use super::calls::Calls;
-use super::peer::{self, Cpus, ShmWorld, patiently};
+use super::peer::{self, Cpus, ShmWorld};
 use super::segments::OwnSegments;
 use crate::bootstrap::Exchange;
 use crate::config::NetChoice;
@@ -28,6 +28,9 @@ use crate::os::{HandoffConnection, HandoffListener, ProcessOrigin, ShmError, Wat
 use crate::transport::hosts::{self, DemandRanks, HostAddress, MemberAddress, OUTSIDE, RemoteRanks};
 use crate::transport::net::{NetPort, RemoteMember};
 use card::ProcessCard;
+
+/// The time after which a connection is tried again that failed for a shortage of this process.
+const AGAIN_AFTER: Duration = Duration::from_millis(10);
 
 /// When the ranks of a machine connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,10 +281,15 @@ fn key(rank: usize) -> String {
 /// Returns whether the socket of a rank is reached: otherwise it runs on another machine, or has ended.
 fn is_reached(rank: usize, host: &HostAddress, deadline: Instant) -> Result<bool, Error> {
     let problem = |error: ShmError| Error::Peer { rank, problem: error.to_string() };
-    match patiently(deadline, || Ok(HandoffConnection::connect(&host.name, deadline)?)) {
-        Ok(connection) => connection.require_same_user().map(|()| true).map_err(problem),
-        Err(Error::Shm(ShmError::NotListening { .. })) => Ok(false),
-        Err(Error::Shm(error)) => Err(problem(error)),
-        Err(error) => Err(error),
+    loop {
+        return match HandoffConnection::connect(&host.name, deadline) {
+            Ok(connection) => connection.require_same_user().map(|()| true).map_err(problem),
+            Err(ShmError::NotListening { .. }) => Ok(false),
+            Err(error) if error.is_shortage() && Instant::now() < deadline => {
+                std::thread::sleep(AGAIN_AFTER);
+                continue;
+            }
+            Err(error) => Err(problem(error)),
+        };
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::peer::{MappedPeer, SaidProcess};
 use super::segments::{OwnLink, OwnSegments, Unjoined};
 use super::views::NewLink;
-use super::{Port, make_places, met, readable_one};
+use super::{Port, make_places, met, readable};
 use crate::config::{Config, SingleCopy};
 use crate::error::Error;
 use crate::os::{HandoffConnection, RemoteMemory, Watch};
@@ -37,13 +37,13 @@ impl JoiningProcess {
         connection: Arc<HandoffConnection>,
     ) -> Result<Self, Unjoined> {
         let number = link.number as usize;
-        let mut peer = mapped.admit(link, said);
-        let memory = readable_one(config, &mut peer);
+        let MappedPeer { segments, memory } = mapped;
+        let memory = readable(config, memory);
         if let (Err(problem), SingleCopy::Require) = (&memory, config.single_copy) {
             return Err(format!("no single copy through the kernel: {problem}").into());
         }
-        let met = met(&peer, memory.as_ref().err().cloned());
-        let link = NewLink::new(ours, peer.link, peer.segments)?;
+        let met = met(&segments, said.expedited, memory.as_ref().err().cloned());
+        let link = NewLink::new(ours, link, segments)?;
         Ok(Self {
             number,
             incarnation: said.incarnation,

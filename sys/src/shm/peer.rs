@@ -1,20 +1,14 @@
 //! This process as its peers see it, and the segments of a peer that are mapped.
 
-use std::time::{Duration, Instant};
-
 use nemesia_core::link::address::LinkAddress;
 use nemesia_core::link::token::LinkToken;
 use nemesia_core::shared::layout::{Geometry, MAX_PEERS};
 
 use super::address;
-use super::segments::{Expected, OwnLink, PeerSegments, Unjoined};
+use super::segments::{Expected, PeerSegments, Unjoined};
 use crate::config::Config;
-use crate::error::Error;
 use crate::os::{ForeignFd, HandoffConnection, HandoffListener, IdentityStamp, RemoteMemory, ShmError};
 use crate::transport::hosts::HostAddress;
-
-/// The time after which is repeated what failed for a shortage of this process.
-const AGAIN_AFTER: Duration = Duration::from_millis(10);
 
 /// A set of processors by number, modulo 512.
 pub(crate) type Cpus = [u64; 8];
@@ -82,59 +76,12 @@ impl SaidProcess {
     }
 }
 
-/// A connected peer.
-#[derive(Debug)]
-pub(super) struct Peer {
-    pub(super) segments: PeerSegments,
-    /// Our segment for it.
-    pub(super) link: OwnLink,
-    pub(super) expedited: bool,
-    /// Its memory, if it can be identified.
-    pub(super) memory: Option<RemoteMemory>,
-}
-
 /// What a process has sent to join, mapped in this process.
 #[derive(Debug)]
 pub(super) struct MappedPeer {
-    segments: PeerSegments,
-    memory: Option<RemoteMemory>,
-}
-
-/// An error that may be a shortage of this process.
-pub(super) trait MayPass {
-    /// Returns whether what failed may be repeated.
-    fn may_pass(&self) -> bool;
-}
-
-impl MayPass for ShmError {
-    fn may_pass(&self) -> bool {
-        self.is_shortage()
-    }
-}
-
-impl MayPass for Error {
-    fn may_pass(&self) -> bool {
-        matches!(self, Self::Shm(error) if error.is_shortage())
-    }
-}
-
-impl MayPass for Unjoined {
-    fn may_pass(&self) -> bool {
-        matches!(self, Self::Shortage(_))
-    }
-}
-
-/// Repeats what fails for a shortage of this process, until the deadline.
-pub(super) fn patiently<T, E: MayPass>(
-    deadline: Instant,
-    mut attempt: impl FnMut() -> Result<T, E>,
-) -> Result<T, E> {
-    loop {
-        match attempt() {
-            Err(error) if error.may_pass() && Instant::now() < deadline => std::thread::sleep(AGAIN_AFTER),
-            outcome => return outcome,
-        }
-    }
+    pub(super) segments: PeerSegments,
+    /// Its memory, if it can be identified.
+    pub(super) memory: Option<RemoteMemory>,
 }
 
 /// Maps and validates the segments of a peer. After a shortage this function may be called again.
@@ -152,15 +99,6 @@ pub(super) fn map(
     let stamp = IdentityStamp { address: said.stamp, value: epoch };
     let memory = RemoteMemory::of_living(connection.peer().pid, stamp, life);
     Ok(MappedPeer { segments, memory })
-}
-
-impl MappedPeer {
-    /// Returns the peer, for which we have made this link segment.
-    pub(super) fn admit(self, link: OwnLink, said: &SaidProcess) -> Peer {
-        let Self { segments, memory } = self;
-        let expedited = said.expedited;
-        Peer { segments, link, expedited, memory }
-    }
 }
 
 /// Compares the sizes. The error has both values of the first one that differs.

@@ -177,3 +177,17 @@ fn a_connection_that_is_made_ends_a_shortage() {
     shortage.record(&error);
     assert_eq!(shortage.lasting(PATIENCE), None);
 }
+
+/// A container may forbid the system call that waits for the answer.
+#[test]
+fn a_call_whose_answer_the_kernel_keeps_back_ends_with_its_words() {
+    const NAME: &str =
+        concat!(module_path!(), "::a_call_whose_answer_the_kernel_keeps_back_ends_with_its_words");
+    in_another_process(NAME, || {
+        let (mut one, mut two) = (CallingProcess::new(), CallingProcess::new());
+        answer(&mut one, &mut two);
+        testing::refuse_call(libc::SYS_recvmsg);
+        let CallOutcome::Ended(_, words) = until_outcome_of(&mut one, &mut two) else { panic!("no end") };
+        assert!(words.contains("Operation not permitted"), "{words}");
+    });
+}
