@@ -25,7 +25,7 @@ fn a_world_on_two_hosts_shares_memory_inside_and_uses_tcp_between_them() -> Resu
     else {
         return Ok(());
     };
-    let (_, explained) = peer(&hosts, "open", &[("NEMESIA_EXPLAIN", "1")])?;
+    let (_, explained) = peer(&hosts, "all-to-all 1 8", &[("NEMESIA_EXPLAIN", "1")])?;
     let routes = [
         (0, "rank 1 over shm"),
         (0, "ranks 2-3 over tcp"),

@@ -161,7 +161,7 @@ fn routes_over_verbs_are_explained() -> Verdict {
         return Ok(());
     }
     let explained = |spread: Spread, size| -> Result<Vec<String>, String> {
-        let job = spread.job(PEER, "open").env("NEMESIA_EXPLAIN", "1");
+        let job = spread.job(PEER, "all-to-all 1 8").env("NEMESIA_EXPLAIN", "1");
         Ok(job.spawn(size)?.wait(LIMIT)?.into_iter().map(|rank| rank.errors).collect())
     };
     let apart = explained(Spread::Apart, 2)?;
