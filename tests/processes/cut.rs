@@ -101,11 +101,9 @@ fn a_way_that_loses_long_packets_is_named_with_the_mtu() -> Result<(), String> {
     hosts.lose_long_packets()?;
     let ranks = pair(&hosts, "long-lost", SILENCE, &[])?.wait(DEADLINE)?;
     assert!(ranks.iter().all(|rank| rank.kind.is_success()), "{}", report(&ranks));
-    assert!(
-        ranks[0].output.contains("(only large ones, if an MTU on the way is smaller"),
-        "{}",
-        report(&ranks)
-    );
+    // The other one may see first that the connection was closed.
+    let named = "(only large ones, if an MTU on the way is smaller";
+    assert!(ranks.iter().any(|rank| rank.output.contains(named)), "{}", report(&ranks));
     assert!(ranks[1].output.starts_with("short\n"), "{}", report(&ranks));
     Ok(())
 }
