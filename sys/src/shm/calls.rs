@@ -28,7 +28,7 @@ use nemesia_core::link::bytes::MOST_LINK_BYTES;
 use nemesia_core::link::machine::slots::{CarrierSlot, LinkSlot, LinkStorage, RankSlot};
 use nemesia_core::link::machine::table::{LinkProcess, Links};
 use nemesia_core::link::machine::terms::{
-    CarrierKind, CarrierRef, DialFault, LinkEnding, LinkError, LinkLimits, LinkRef, LinkStage,
+    CarrierKind, CarrierRef, DialFault, LinkEnding, LinkError, LinkLimits, LinkRef, LinkStage, RankClaim,
 };
 use nemesia_core::link::wire::{LeaveManner, LinkService};
 use nemesia_core::peers::PeerAddress;
@@ -89,17 +89,6 @@ pub(crate) struct CallGrant {
     pub(crate) units: u64,
     /// For a restarted rank, the number of agreements so far.
     pub(crate) word: u64,
-}
-
-/// A process that says that it is the restarted one of a rank, and waits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RankClaim {
-    link: LinkRef,
-    pub(crate) rank: u32,
-    pub(crate) incarnation: u64,
-    pub(crate) peer: PeerAddress,
-    /// The launcher has confirmed it.
-    pub(crate) is_sure: bool,
 }
 
 /// What has become of a call.
@@ -311,14 +300,8 @@ impl Calls {
         let now = self.now();
         let mut owner = self.desk.owner(now, terms);
         let result = run(&mut self.links, now, &mut owner);
-        while !owner.desk.world.restarts
-            && let Some(claim) = owner.desk.claims.pop()
-        {
-            self.links.restarted(claim.rank, false, now, &mut owner);
-        }
-        // A process may claim to be one after the other.
-        if self.desk.claims.len() > self.desk.world.size as usize {
-            self.forget_claims();
+        while let Some(rank) = owner.desk.claimed.pop() {
+            self.links.restarted(rank, false, now, &mut owner);
         }
         for link in std::mem::take(&mut self.desk.touched) {
             let is_over = self.links.stage(link) == LinkStage::Idle;
@@ -511,15 +494,8 @@ impl Calls {
     }
 
     /// Returns the processes that wait to be readmitted, with their ranks: at most one for each.
-    pub(crate) fn claims(&mut self) -> Vec<RankClaim> {
-        self.forget_claims();
-        self.desk.claims.clone()
-    }
-
-    /// Forgets the claims of processes that have gone, or have claimed something else since.
-    fn forget_claims(&mut self) {
-        let Self { links, desk, .. } = self;
-        desk.claims.retain(|claim| links.stage(claim.link) == LinkStage::Held);
+    pub(crate) fn claims(&self) -> Vec<RankClaim> {
+        (0..self.desk.world.size).filter_map(|rank| self.links.claim(rank)).collect()
     }
 
     /// The launcher says whether such a process is that of its rank. If it is, the former one has ended.
@@ -528,8 +504,6 @@ impl Calls {
             self.links.rank(claim.rank).and_then(|(peer, _)| self.links.find(&peer, ENGINE.0, ENGINE.1));
         let rank = claim.rank;
         self.act(&mut RefuseAll(watch), |links, now, owner| links.restarted(rank, is_sure, now, owner));
-        let its = self.desk.claims.iter_mut().filter(|it| it.link == claim.link);
-        its.for_each(|it| it.is_sure = is_sure);
         // The place of the former link is free when nothing is left of it.
         self.freed.extend(former.filter(|_| is_sure));
     }
@@ -539,7 +513,6 @@ impl Calls {
     pub(crate) fn readmit<T: CallTerms>(&mut self, claim: &RankClaim, number: u32, terms: &mut T) {
         self.desk.parts.insert(claim.link, CallParts::new(claim.peer, number));
         self.act(terms, |links, now, owner| links.readmit(claim.rank, now, owner));
-        self.desk.claims.retain(|it| it.link != claim.link);
     }
 
     /// Announces to all with whom a connection is under way that this process leaves.

@@ -143,12 +143,16 @@ fn cards(
     let card = ProcessCard::here(listener, world, exchange.restarts());
     exchange.put(&key(world.rank as usize), &card.encode())?;
     exchange.barrier()?;
-    (0..world.size as usize).map(|rank| card_of(exchange, rank)).collect()
+    cards_of(exchange, world.size as usize)
 }
 
-fn card_of(exchange: &mut dyn Exchange, rank: usize) -> Result<ProcessCard, Error> {
-    let text = exchange.get(&key(rank))?;
-    ProcessCard::decode(&text).map_err(|problem| Error::Peer { rank, problem })
+/// Returns what the first process of each rank has published.
+fn cards_of(exchange: &mut dyn Exchange, size: usize) -> Result<Vec<ProcessCard>, Error> {
+    let card = |rank| {
+        let text = exchange.get(&key(rank))?;
+        ProcessCard::decode(&text).map_err(|problem| Error::Peer { rank, problem })
+    };
+    (0..size).map(card).collect()
 }
 
 /// Checks that the processes of this machine fit, and returns what is known of each process.
@@ -240,7 +244,7 @@ fn come_back(
 ) -> Result<ShmMeeting, Error> {
     let (size, me) = (world.size as usize, world.rank as usize);
     limits::require_peers(size - 1)?;
-    let cards = (0..size).map(|rank| card_of(exchange, rank)).collect::<Result<Vec<_>, _>>()?;
+    let cards = cards_of(exchange, size)?;
     let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
     let mut remote = if hosts::are_together(&hosts) {
         RemoteRanks::default()
@@ -282,14 +286,11 @@ fn key(rank: usize) -> String {
 fn is_reached(rank: usize, host: &HostAddress, deadline: Instant) -> Result<bool, Error> {
     let problem = |error: ShmError| Error::Peer { rank, problem: error.to_string() };
     loop {
-        return match HandoffConnection::connect(&host.name, deadline) {
-            Ok(connection) => connection.require_same_user().map(|()| true).map_err(problem),
-            Err(ShmError::NotListening { .. }) => Ok(false),
-            Err(error) if error.is_shortage() && Instant::now() < deadline => {
-                std::thread::sleep(AGAIN_AFTER);
-                continue;
-            }
-            Err(error) => Err(problem(error)),
-        };
+        match HandoffConnection::connect(&host.name, deadline) {
+            Ok(connection) => return connection.require_same_user().map(|()| true).map_err(problem),
+            Err(ShmError::NotListening { .. }) => return Ok(false),
+            Err(error) if error.is_shortage() && Instant::now() < deadline => std::thread::sleep(AGAIN_AFTER),
+            Err(error) => return Err(problem(error)),
+        }
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn run(kind: &str) -> Outcome {
     }
     let failed = |error: &dyn std::fmt::Display| Fault::Broken(error.to_string());
     let mut exchange = Bootstrap::from_env().map_err(|error| failed(&error))?;
-    let token = LinkToken::from_bytes(std::array::from_fn(|at| at as u8 ^ std::process::id() as u8));
+    let token = LinkToken::from_bytes(std::array::from_fn(|at| std::process::id().to_le_bytes()[at % 4]));
     let listener = HandoffListener::bind_as(socket(&token)).map_err(|error| failed(&error))?;
     let (rank, deadline) = (exchange.rank(), Instant::now() + PATIENCE);
     let card = card(kind, &listener.name(), &token);
@@ -56,7 +56,7 @@ pub(super) fn run(kind: &str) -> Outcome {
             say(kind, (&own, 0), &connection, &call(kind, &own, &theirs.encode()), deadline)?;
         } else {
             let mut bytes = [0; 512];
-            // A caller that sees who is called may say nothing.
+            // The other process sends nothing if the kernel says that this one belongs to another user.
             if let Ok((len, _)) = connection.recv(&mut bytes, 4, deadline) {
                 say(kind, (&own, 1), &connection, &answer(kind, &own.encode(), &bytes[..len])?, deadline)?;
             }
@@ -133,7 +133,7 @@ fn card(kind: &str, name: &str, token: &LinkToken) -> String {
     }
 }
 
-fn header(kind: &str, to: u64) -> LinkHeader {
+pub(super) fn header(kind: &str, to: u64) -> LinkHeader {
     let version = LINK_VERSION + u8::from(kind == "message-version");
     LinkHeader { version, service: LinkService::Engine, to, from: NUMBER }
 }
@@ -172,25 +172,42 @@ fn deviating(kind: &str, message: &LinkBytes) -> Vec<u8> {
 }
 
 fn call(kind: &str, own: &LinkAddress, theirs: &PeerAddress) -> Vec<u8> {
-    let key = LinkKey::of(theirs, None);
-    let offers = offers(kind);
-    let call = LinkCall {
+    // One more than its rank.
+    let instance = if kind == "message-rank" { 9 } else { 2 };
+    let (number, offers) = (number(kind, 0), offers(kind));
+    let call = LinkCall { number, instance, ..first_call(&offers) };
+    deviating(kind, &sealed_call(header(kind, 0), &own.encode(), theirs, call))
+}
+
+/// Returns the call of a process that was not started before and claims no rank.
+pub(super) fn first_call(offers: &OfferList) -> LinkCall<'_> {
+    LinkCall {
         call: NUMBER,
         incarnation: 0,
-        number: number(kind, 0),
+        number: 0,
         packet_bytes: GEOMETRY.cell_bytes,
         challenge: 0,
-        // One more than its rank.
-        instance: if kind == "message-rank" { 9 } else { 2 },
+        instance: 0,
         nonce: NUMBER,
-        address: MaskedAddress(key.mask(Some(&NO_CHALLENGE), NUMBER, own.encode().bytes())),
+        address: MaskedAddress([0; 64]),
         offers: offers.get(true),
         proof: Proof::default(),
-    };
-    let mut message = LinkMessage { header: header(kind, 0), body: LinkBody::Call(call) }.encode();
+    }
+}
+
+/// Returns the message of a call, with its author's address masked, and with its proof.
+pub(super) fn sealed_call(
+    header: LinkHeader,
+    own: &PeerAddress,
+    theirs: &PeerAddress,
+    call: LinkCall<'_>,
+) -> LinkBytes {
+    let key = LinkKey::of(theirs, None);
+    let address = MaskedAddress(key.mask(Some(&NO_CHALLENGE), call.nonce, own.bytes()));
+    let mut message = LinkMessage { header, body: LinkBody::Call(LinkCall { address, ..call }) }.encode();
     let proof = key.call_proof(&NO_CHALLENGE, theirs, message.get());
     message.seal(&proof);
-    deviating(kind, &message)
+    message
 }
 
 /// Answers a call.

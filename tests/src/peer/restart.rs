@@ -9,14 +9,10 @@ use nemesia::internals::os::HandoffConnection;
 use nemesia::{Access, Config, Endpoint, Error, Failure, KEY_BYTES, Refusal, Region, RemoteKey, Source, Tag};
 use nemesia_core::link::address::LinkAddress;
 use nemesia_core::link::offers::OfferList;
-use nemesia_core::link::proof::{LinkKey, NO_CHALLENGE};
 use nemesia_core::link::token::LinkToken;
-use nemesia_core::link::wire::{
-    LINK_VERSION, LinkBody, LinkCall, LinkHeader, LinkMessage, LinkService, MaskedAddress,
-};
-use nemesia_core::wire::hello::Proof;
+use nemesia_core::link::wire::{LINK_VERSION, LinkBody, LinkCall, LinkMessage};
 
-use super::impostor::{address, socket};
+use super::impostor::{address, first_call, header, sealed_call, socket};
 use super::{Arena, Fault, Outcome, broken, descriptors, ensure, open, tell};
 use crate::content::{difference, filled, seed_of};
 
@@ -476,23 +472,8 @@ fn claim(called: &LinkAddress, rank: u32, incarnation: u64) -> Outcome<HandoffCo
     let connection = HandoffConnection::connect(&socket(&called.token), deadline).map_err(Error::from)?;
     let (pid, token) = (std::process::id(), LinkToken::from_bytes([rank as u8 ^ incarnation as u8; 16]));
     let own = LinkAddress { pid, token, ..*called }.encode();
-    let (called, key) = (called.encode(), LinkKey::of(&called.encode(), None));
-    let call = LinkCall {
-        call: 1,
-        incarnation,
-        number: 0,
-        packet_bytes: 33 << 10,
-        challenge: 0,
-        instance: rank + 1,
-        nonce: 1,
-        address: MaskedAddress(key.mask(Some(&NO_CHALLENGE), 1, own.bytes())),
-        offers: OfferList::EMPTY.get(true),
-        proof: Proof::default(),
-    };
-    let header = LinkHeader { version: LINK_VERSION, service: LinkService::Engine, to: 0, from: 1 };
-    let mut message = LinkMessage { header, body: LinkBody::Call(call) }.encode();
-    let proof = key.call_proof(&NO_CHALLENGE, &called, message.get());
-    message.seal(&proof);
+    let call = LinkCall { incarnation, instance: rank + 1, ..first_call(&OfferList::EMPTY) };
+    let message = sealed_call(header("", 0), &own, &called.encode(), call);
     connection.send(message.get(), &[], deadline).map_err(Error::from)?;
     Ok(connection)
 }

@@ -7,7 +7,7 @@ use core::time::Duration;
 use super::slots::{CarrierRole, CarrierSlot, LinkSlot, LinkStorage, RankSlot};
 use super::terms::{
     CarrierKind, CarrierRef, LinkEnding, LinkError, LinkEvent, LinkLimits, LinkOwner, LinkRef, LinkRefusal,
-    LinkStage,
+    LinkStage, RankClaim,
 };
 use crate::job_key::{Challenges, JobKey, KEY_BYTES, Nonces};
 use crate::link::address::{AddressKinds, LinkAddress};
@@ -174,6 +174,14 @@ impl<S: LinkStorage> Links<S> {
     /// Returns what is known of the process of a rank: its address and its incarnation.
     pub fn rank(&self, rank: u32) -> Option<(PeerAddress, u64)> {
         self.ranks.borrow().get(rank as usize).map(|slot| (slot.address, slot.incarnation))
+    }
+
+    /// Returns the process that waits to be readmitted as that of this rank, if there is one.
+    pub fn claim(&self, rank: u32) -> Option<RankClaim> {
+        let RankSlot { next, is_sure, .. } = *self.ranks.borrow().get(rank as usize)?;
+        let slot = (next != NONE).then(|| self.links.get(next))?;
+        let (link, incarnation, peer) = (self.reference(next), slot.incarnation, slot.peer);
+        Some(RankClaim { link, rank, incarnation, peer, is_sure })
     }
 
     pub(super) fn rank_mut(&mut self, rank: u32) -> Option<&mut RankSlot> {

@@ -90,6 +90,21 @@ pub enum LinkEnding {
     Unreachable,
 }
 
+/// A process that says that it is the restarted one of a rank, and waits until it is readmitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankClaim {
+    /// The link.
+    pub link: LinkRef,
+    /// The rank.
+    pub rank: u32,
+    /// How often it says that the rank was started before.
+    pub incarnation: u64,
+    /// Its address.
+    pub peer: PeerAddress,
+    /// The launcher has confirmed it.
+    pub is_sure: bool,
+}
+
 /// What the owner learns of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkEvent<'a> {

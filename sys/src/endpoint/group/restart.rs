@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use nemesia_core::link::machine::terms::RankClaim;
 use nemesia_core::port::Route;
 
 use crate::Failure;
@@ -13,7 +14,7 @@ use crate::endpoint::Endpoint;
 use crate::endpoint::wait::{Awaited, Wait};
 use crate::error::Error;
 use crate::os::Departure;
-use crate::shm::{JoiningProcess, RankClaim};
+use crate::shm::JoiningProcess;
 use crate::transport::hosts::MemberAddress;
 use crate::transport::net::{NetAnswer, NetPort};
 

@@ -1,7 +1,7 @@
 //! Calls inside the machine: what the table of peers decides about them, and what becomes of them.
 
 use nemesia_core::engine::Failure;
-use nemesia_core::link::machine::terms::LinkEnding;
+use nemesia_core::link::machine::terms::{LinkEnding, RankClaim};
 use nemesia_core::peers::{CallRefusal, PeerAddress, PeerEnd, PeerRef, PeerStage};
 
 use super::end_of;
@@ -9,7 +9,7 @@ use super::table::PeerTable;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::Watch;
-use crate::shm::{CallGrant, CallOutcome, CallTerms, Calls, RankClaim};
+use crate::shm::{CallGrant, CallOutcome, CallTerms, Calls};
 
 impl PeerTable {
     /// Calls `work` with the calls of this machine, and the table without them.

@@ -32,24 +32,24 @@ impl Endpoint {
         let mut report = OpeningReport::new(self.config.explain, (own, size));
         let mut wait = Wait::new(Some(self.patience()));
         let mut missing: Vec<usize> = (0..size).collect();
-        let (mut since, mut before) = (Instant::now(), size);
+        let (mut since, mut before) = (Instant::now(), usize::MAX);
         loop {
             missing.retain(|rank| self.is_awaited(*rank));
             if missing.is_empty() {
                 break;
             }
-            if missing.len() < before {
-                (since, before) = (Instant::now(), missing.len());
-            }
             if let Some(rank) = missing.iter().find(|rank| self.failure(**rank).is_some()) {
                 return Err(self.start_failed(*rank));
             }
             report.look(|| missing.clone());
-            let called = if since.elapsed() < LATE { own } else { size };
-            self.with_peers(|peers, endpoint| {
-                peers.call_ranks((&missing, own, called), endpoint);
-                Ok(())
-            })?;
+            let is_late = since.elapsed() >= LATE;
+            if is_late || missing.len() < before {
+                (since, before) = (Instant::now(), missing.len());
+                self.with_peers(|peers, endpoint| {
+                    peers.call_ranks((&missing, own, if is_late { size } else { own }), endpoint);
+                    Ok(())
+                })?;
+            }
             let packets = self.engine.progress().packets;
             if !self.attend_calls() {
                 self.pause(&mut wait, packets, Awaited::Other).map_err(|error| match error {

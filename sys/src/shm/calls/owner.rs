@@ -18,7 +18,7 @@ use nemesia_core::link::wire::{
 use nemesia_core::peers::PeerAddress;
 use nemesia_core::shared::layout::Geometry;
 
-use super::{CallGrant, CallOutcome, CallTerms, RankClaim};
+use super::{CallGrant, CallOutcome, CallTerms};
 use crate::error::Error;
 use crate::os::shortage::Shortage;
 use crate::os::{ForeignFd, HandoffConnection, Watch, random};
@@ -114,8 +114,8 @@ pub(super) struct CallDesk {
     author: Option<PeerAddress>,
     /// Links whose answers may be over.
     pub(super) touched: Vec<LinkRef>,
-    /// Unknown processes that claim to be ranks. Those whose links are not held any more have gone.
-    pub(super) claims: Vec<RankClaim>,
+    /// Ranks that unknown processes claim to be, if no rank is started again.
+    pub(super) claimed: Vec<u32>,
     pub(super) shortage: Shortage,
 }
 
@@ -135,7 +135,7 @@ impl CallDesk {
             outcomes: VecDeque::new(),
             author: None,
             touched: Vec::new(),
-            claims: Vec::new(),
+            claimed: Vec::new(),
             shortage,
         }
     }
@@ -454,11 +454,9 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
 
     fn report(&mut self, link: LinkRef, event: LinkEvent<'_>) {
         match event {
-            LinkEvent::Restarted(rank, incarnation) => {
-                if let Some(peer) = self.desk.author {
-                    self.desk.claims.push(RankClaim { link, rank, incarnation, peer, is_sure: false });
-                }
-            }
+            // It waits until it is asked for.
+            LinkEvent::Restarted(..) if self.desk.world.restarts => {}
+            LinkEvent::Restarted(rank, _) => self.desk.claimed.push(rank),
             LinkEvent::Opened => {
                 let Some(parts) = self.desk.parts.remove(&link) else { return };
                 if let Some(it) = parts.carrier.and_then(|carrier| self.desk.carriers.remove(&carrier)) {

@@ -1,4 +1,4 @@
-//! Calls that nothing disturbs: the messages of each carrier, when packets may leave, and who can be called.
+//! Calls that succeed at once: the messages over each carrier, when packets may leave, and which peers can be called.
 
 use super::super::table::LinkProcess;
 use super::super::terms::{CarrierKind, DialFault, LinkEnding, LinkError, LinkStage, PathResult};

@@ -57,6 +57,9 @@ fn a_restarted_rank_is_held_until_it_is_confirmed_and_readmitted() {
         let former = if has_met { LinkStage::Open } else { LinkStage::Idle };
         assert_eq!(world.stage(0, 1), former);
         assert!(!readmit(&mut world), "nobody has confirmed it");
+        let claim = world.processes[0].links.claim(1).unwrap();
+        assert_eq!((claim.rank, claim.incarnation, claim.is_sure), (1, 1, false));
+        assert_eq!((claim.peer, Some(claim.link)), (world.address(next), world.link(0, next)));
         assert_eq!(world.processes[0].links.rank(1), Some((world.address(1), 0)));
 
         assert!(launcher(&mut world, true));

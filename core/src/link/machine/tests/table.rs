@@ -218,34 +218,10 @@ fn a_caller_that_was_not_challenged() {
 }
 
 #[test]
-fn a_caller_whose_call_was_sent() {
-    for kind in [HandOff, Stream] {
+fn a_caller_whose_call_was_sent_or_whose_answer_is_right_and_whose_path_is_pending() {
+    for (stage, kind) in [(Proving, HandOff), (Proving, Stream), (Confirmed, HandOff), (Confirmed, Stream)] {
         check(
-            Proving,
-            kind,
-            true,
-            &[
-                (CarrierLost, Calling, &[], None),
-                (ProcessEnded, Ended, &[], Some(Died)),
-                (Refusal, Ended, &[], Some(Refused(RefusalCode::Shape))),
-                (PassingRefusal, Calling, &[], None),
-                (PeerCloses, Ended, &[], Some(Left)),
-                (PeerDrops, Ended, &[], Some(Dropped)),
-                (Nonsense, Ended, &["refuse"], Some(Refused(RefusalCode::Message))),
-                (OtherVersion, Ended, &["refuse"], Some(Refused(RefusalCode::Version))),
-                (Departure, Ended, &[], Some(Left)),
-                (Disconnect, Ended, &["leave"], Some(Disconnected)),
-                (Close, Ended, &["leave"], Some(Disconnected)),
-            ],
-        );
-    }
-}
-
-#[test]
-fn a_caller_whose_answer_is_right_and_whose_path_is_pending() {
-    for kind in [HandOff, Stream] {
-        check(
-            Confirmed,
+            stage,
             kind,
             true,
             &[
