@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import pathlib
+import secrets
 import shlex
 import signal
 import socket
@@ -27,6 +28,7 @@ FIXED = " norandmaps"
 # The emulator copies byte by byte if the processor promises that such instructions are quick (erms).
 CPUS = {"kvm": "host", TCG: "max,erms=off"}
 CHUNK = 1 << 16
+END = "end"  # the file with the mark that a guest writes behind its output
 LAST = 60  # lines: the trace of a crash, and some lines before it
 PR_SET_PDEATHSIG = 1
 MTU = 9000  # the largest packet of a wire, in bytes; `fabric` uses less
@@ -38,6 +40,8 @@ class Guest:
     def __init__(self, image, directory, script, accelerator, cpus=2, memory=2048, wires=(), out=None, err=None):
         self.directory = pathlib.Path(directory)
         (self.directory / "command").write_bytes(script)
+        mark = b"\0end " + secrets.token_hex(16).encode()
+        (self.directory / END).write_bytes(mark)
         arguments = [*image.qemu(), "-machine", "q35", "-accel", accelerator,
                      "-cpu", CPUS[accelerator], "-smp", str(cpus), "-m", str(memory),
                      "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
@@ -59,7 +63,8 @@ class Guest:
             # A file and not `stdio`, which stalls when the standard input is at its end.
             arguments += ["-chardev", f"file,id={name},path=/dev/fd/{writer}",
                           "-device", f"virtserialport,chardev={name},name={name}"]
-            self.pumps.append(threading.Thread(target=pump, args=(reader, sink), daemon=True))
+            self.pumps.append(threading.Thread(target=pump, args=(reader, sink, mark, self.directory / f"{name}-came"),
+                                               daemon=True))
         with (self.directory / "qemu").open("wb") as log:
             self.process = subprocess.Popen(arguments, env=image.environment(), stdin=subprocess.DEVNULL, stdout=log,
                                             stderr=log, pass_fds=passed + writers, preexec_fn=die_with_parent,
@@ -114,16 +119,35 @@ def shared(tag, path, more=""):
     return ["-virtfs", f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{more}"]
 
 
-def pump(reader, sink):
-    """Copies the guest's output. Reads on when the sink is closed, because the guest would stall otherwise."""
+def pump(reader, sink, mark, came):
+    """Copies the guest's output without the mark, and makes the file `came` when that has come: the kernel of the guest
+    does not wait for its output. Reads on when the sink is closed, because the guest would stall otherwise."""
     with open(reader, "rb", buffering=0) as source:
+        kept = b""
         while chunk := source.read(CHUNK):
-            if sink is not None:
-                try:
-                    sink.write(chunk)
-                    sink.flush()
-                except (OSError, ValueError):
-                    sink = None
+            before, end, behind = (kept + chunk).partition(mark)
+            count = len(before) if end else len(before) - begun(before, mark)
+            sink = write(sink, before[:count] + behind)
+            kept = before[count:]
+            if end:
+                came.touch()
+        write(sink, kept)
+
+
+def begun(text, mark):
+    """Returns how many bytes at the end of a text may be the beginning of the mark."""
+    return next(count for count in range(min(len(text), len(mark) - 1), -1, -1) if text.endswith(mark[:count]))
+
+
+def write(sink, text):
+    """Writes to a sink. Returns it, or nothing if it is closed."""
+    if sink is not None:
+        try:
+            sink.write(text)
+            sink.flush()
+        except (OSError, ValueError):
+            return None
+    return sink
 
 
 def die_with_parent():
