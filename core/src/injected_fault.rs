@@ -165,30 +165,18 @@ pub enum InjectedFault {
     UnboundDirection,
     /// The proof of a caller does not cover whom it calls.
     ForgetCallee,
-    /// Of two calls that cross, each process answers the other's.
-    CountBothCalls,
     /// A process answers a call from a peer with which it is connected, and does not end that connection.
     AnswerConnected,
-    /// A process answers a call that the caller has abandoned.
-    HearOutdated,
-    /// A process calls once more with the number of the call that was given up.
-    RepeatCall,
     /// A process makes one connection more than it may have.
     ForgetLimit,
     /// A process that admits known peers only answers an unknown one.
     AdmitUnknown,
     /// The identifier of a released peer names the next peer in its slot.
     ForgetGeneration,
-    /// Of two calls that cross, each process waits for the answer to its own.
-    ParkBothCalls,
-    /// A caller that is answered still hears the calls that its peer has abandoned.
-    ForgetAbandoned,
     /// The loss of a call that was answered and not confirmed counts as the end of a connection.
     EndUnconfirmed,
     /// A call that was answered, not confirmed, and given up keeps its place for ever.
     KeepUnconfirmed,
-    /// Of two calls that cross in a world, that of the smaller address counts.
-    OrderByAddress,
     /// A rank whose connection has ended is answered when it calls again.
     ReadmitRank,
     /// Cells that a former peer holds are filled again without a mark.
@@ -275,7 +263,7 @@ pub enum InjectedFault {
 
 impl InjectedFault {
     /// All injected faults.
-    pub const ALL: [InjectedFault; 130] = [
+    pub const ALL: [InjectedFault; 124] = [
         InjectedFault::PreferExact,
         InjectedFault::BypassPosted,
         InjectedFault::OvertakePending,
@@ -353,18 +341,12 @@ impl InjectedFault {
         InjectedFault::RepeatNonce,
         InjectedFault::UnboundDirection,
         InjectedFault::ForgetCallee,
-        InjectedFault::CountBothCalls,
         InjectedFault::AnswerConnected,
-        InjectedFault::HearOutdated,
-        InjectedFault::RepeatCall,
         InjectedFault::ForgetLimit,
         InjectedFault::AdmitUnknown,
         InjectedFault::ForgetGeneration,
-        InjectedFault::ParkBothCalls,
-        InjectedFault::ForgetAbandoned,
         InjectedFault::EndUnconfirmed,
         InjectedFault::KeepUnconfirmed,
-        InjectedFault::OrderByAddress,
         InjectedFault::ReadmitRank,
         InjectedFault::RefillUnmarked,
         InjectedFault::TrustFound,
@@ -423,13 +405,14 @@ impl InjectedFault {
 
     /// Returns whether the fault concerns [`job_key`](crate::job_key).
     pub const fn is_of_keys(self) -> bool {
-        self as u32 >= InjectedFault::SkipProof as u32 && (self as u32) < InjectedFault::CountBothCalls as u32
+        self as u32 >= InjectedFault::SkipProof as u32
+            && (self as u32) < InjectedFault::AnswerConnected as u32
     }
 
     /// Returns whether the fault concerns [`peers`](crate::peers).
     pub const fn is_of_peers(self) -> bool {
         let number = self as u32;
-        number >= InjectedFault::CountBothCalls as u32 && number < InjectedFault::RefillUnmarked as u32
+        number >= InjectedFault::AnswerConnected as u32 && number < InjectedFault::RefillUnmarked as u32
     }
 
     /// Returns whether the fault concerns the end of a connection over shared memory.

@@ -19,14 +19,8 @@
 //! | a restarted process is taken for the former one | the proofs cover both incarnations and tokens |
 //! | another world with the same key | the proof covers the number of the world |
 //!
-//! The caller's address is covered too, as opaque bytes, if the callee knows it: so it does in a call between processes
-//! without a world ([`wire::call`](crate::wire::call)), which proves the addresses of both.
-//!
 //! Both proofs are computed before anything is allocated for the caller: a stranger costs one challenge, which takes no
 //! memory, and one refusal.
-//!
-//! A departure ([`CallMessage::Departure`](crate::wire::call::CallMessage::Departure)) has a proof without a challenge:
-//! a process leaves once, its address is never that of another process, and so a recorded departure says nothing new.
 //!
 //! The proofs do not encrypt or authenticate the packets that follow. A process that can change the bytes between two
 //! machines while they travel can still take over a connection that both ends have accepted.
@@ -53,7 +47,6 @@ const REQUEST: &[u8; 16] = b"nemesia request ";
 const ANSWER: &[u8; 16] = b"nemesia answer  ";
 const CHALLENGE: &[u8; 16] = b"nemesia challeng";
 const NONCE: &[u8; 16] = b"nemesia nonce   ";
-const DEPARTURE: &[u8; 16] = b"nemesia departur";
 
 /// The key of a job: 32 random bytes that all its processes know, and no other process.
 ///
@@ -182,29 +175,5 @@ impl JobKey {
             return request == proof;
         }
         self.answer_mac(request, nonce, answer).verify_truncated_left(&proof.0).is_ok()
-    }
-
-    fn departure_mac(&self, departure: &[u8], callee_address: &[u8]) -> Hmac<Sha256> {
-        let mut mac = mac(&self.0, DEPARTURE);
-        for part in [departure, callee_address] {
-            mac.update(&(part.len() as u64).to_le_bytes());
-            mac.update(part);
-        }
-        mac
-    }
-
-    /// Returns the proof of a process that leaves: for the bytes of its departure, and the address of the process that
-    /// it tells.
-    pub fn departure_proof(&self, departure: &[u8], callee_address: &[u8]) -> Proof {
-        Proof(truncated(self.departure_mac(departure, callee_address)))
-    }
-
-    /// Returns whether this is the proof of the process that leaves. Takes the same time for every wrong proof.
-    pub fn accepts_departure(&self, departure: &[u8], callee_address: &[u8], proof: &Proof) -> bool {
-        #[cfg(nemesia_injected_fault)]
-        if crate::injected_fault::injected(crate::injected_fault::InjectedFault::SkipProof) {
-            return true;
-        }
-        self.departure_mac(departure, callee_address).verify_truncated_left(&proof.0).is_ok()
     }
 }

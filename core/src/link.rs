@@ -7,8 +7,8 @@
 //! | [`address`], [`token`] | an address is the capability to call its process |
 //! | [`proof`] | how both ends prove that they were given an address, without sending its token |
 //!
-//! Connections inside a machine that are made on demand are links: see `sys/src/shm/calls.rs`. The other carriers
-//! follow.
+//! All connections inside a machine are links, and those between machines over TCP that are made on demand: see
+//! `sys/src/shm/calls.rs`. The other ones follow.
 #![forbid(unsafe_code)]
 
 /// Returns whether this fault is injected; false in the library that ships.

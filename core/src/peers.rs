@@ -2,21 +2,8 @@
 //!
 //! A *peer* is a slot with a generation. It is found by the [`PeerAddress`] of its process, costs one [`PeerSlot`]
 //! until it is spoken to, and has no rank. A connection is made at the first need by [`Peers::speak`], or when the peer
-//! calls. The layer above carries calls and answers; this module decides.
-//!
-//! # Calls
-//! A process *calls* a peer: it sends the peer its own address, and the number by which it knows the peer from now on.
-//! The peer *answers* with its number for the caller, or refuses. The caller *confirms* the answer. The connection then
-//! exists for both. If the connection of a call ends before the confirmation, nothing has happened: if the called
-//! process lives, it has given up the call, and the caller calls once more.
-//!
-//! Two processes may call each other at the same time. Both then know of two calls, and must use the same one: the call
-//! of the process with the smaller address counts; in a world, the call of the higher rank ([`Peers::order_by_rank`]).
-//! The other process answers it, and abandons its own. Its peer *parks* the call that does not count, until the other
-//! one is decided: a refusal would look like one of this peer.
-//!
-//! A process numbers its calls. The number is in each call and each answer, so that a call that was abandoned is
-//! recognised, however late it arrives.
+//! calls ([`Peers::admit`]). The machine of links decides what becomes of calls
+//! ([`link::machine`](crate::link::machine)); this table says who may call, and gives each connection a number.
 //!
 //! # Slots
 //! A connection ends when either process disconnects or leaves, or the peer dies or violates the protocol. The slot
@@ -34,7 +21,7 @@ mod slot;
 use core::borrow::BorrowMut;
 
 pub use address::{ADDRESS_BYTES, PeerAddress};
-pub use answer::{CallAnswer, CallRefusal, PeerError, PeerLimits, Speaking};
+pub use answer::{CallRefusal, PeerError, PeerLimits, Speaking};
 pub use slot::{PeerEnd, PeerSlot, PeerStage};
 
 #[cfg(nemesia_injected_fault)]
@@ -92,10 +79,6 @@ where
     used: u32,
     /// Mixed into hashes, so that nobody can choose addresses that share a bucket.
     seed: u64,
-    /// The number of calls of this process.
-    calls: u64,
-    /// The rank of this process in its world, and the number of other ranks, which have the first slots in order.
-    world: Option<(u32, u32)>,
 }
 
 impl<S, B, N> Peers<S, B, N>
@@ -117,15 +100,7 @@ where
             fresh: limits.pinned,
             used: 0,
             seed,
-            calls: 0,
-            world: None,
         }
-    }
-
-    /// Decides calls that cross with ranks of a world by their ranks: the call of the higher one counts, and the lower
-    /// one serves. This process is rank `own`, and the first `others` slots are those of the other ranks, in order.
-    pub const fn order_by_rank(&mut self, own: u32, others: u32) {
-        self.world = Some((own, others));
     }
 
     /// Returns the address of this process.
@@ -249,58 +224,8 @@ where
             PeerStage::Apart => {
                 let number = self.take_number(peer.index)?;
                 self.slots.get_mut(peer.index).stage = PeerStage::Calling(number);
-                self.calls += 1;
-                Ok(Speaking::Call(number, self.calls))
+                Ok(Speaking::Call(number))
             }
-        }
-    }
-
-    /// Decides about a call from the process with this address; `call` is the number of its call. The layer above has
-    /// checked that the caller is what the address says, and has recorded the ends of connections that it can see.
-    pub fn called(&mut self, caller: &PeerAddress, call: u64) -> CallAnswer {
-        let peer = match self.caller(caller) {
-            Ok(peer) => peer,
-            Err(refusal) => return CallAnswer::Refuse(refusal),
-        };
-        let is_pinned = self.is_pinned(peer);
-        let slot = self.slots.get_mut(peer.index);
-        if call <= slot.heard && !hears_outdated() {
-            return CallAnswer::Outdated;
-        }
-        if let PeerStage::Ended(_) = slot.stage
-            && is_pinned
-            && !readmits_ranks()
-        {
-            return CallAnswer::Outdated;
-        }
-        if let PeerStage::Connected(_) = slot.stage
-            && !answers_connected()
-        {
-            return CallAnswer::Ended(peer);
-        }
-        let (stage, heard) = (slot.stage, core::mem::replace(&mut slot.heard, call));
-        match stage {
-            PeerStage::Calling(_) if !self.counts(peer.index, caller) => CallAnswer::Park(peer),
-            PeerStage::Calling(number) | PeerStage::Answering(number) | PeerStage::Connected(number) => {
-                self.answer(peer, number)
-            }
-            PeerStage::Apart | PeerStage::Ended(_) => match self.take_number(peer.index) {
-                Ok(number) => self.answer(peer, number),
-                Err(_) => {
-                    // The layer above may make place, and decide about the same call again.
-                    self.slots.get_mut(peer.index).heard = heard;
-                    CallAnswer::Refuse(CallRefusal::Full)
-                }
-            },
-        }
-    }
-
-    /// Decides about a call that was to be parked, if the call of this process cannot have reached the peer: then the
-    /// call of the peer counts.
-    pub fn called_alone(&mut self, peer: PeerRef) -> CallAnswer {
-        match self.stage(peer) {
-            Ok(PeerStage::Calling(number)) => self.answer(peer, number),
-            _ => CallAnswer::Outdated,
         }
     }
 
@@ -313,9 +238,13 @@ where
         let peer = self.caller(caller)?;
         let stage = self.slots.get(peer.index).stage;
         let number = match stage {
-            PeerStage::Connected(_) => return Err(CallRefusal::Connected),
-            PeerStage::Ended(_) if self.is_pinned(peer) => return Err(CallRefusal::Unknown),
-            PeerStage::Calling(number) | PeerStage::Answering(number) => number,
+            PeerStage::Connected(_) if !answers_connected() => return Err(CallRefusal::Connected),
+            PeerStage::Ended(_) if self.is_pinned(peer) && !readmits_ranks() => {
+                return Err(CallRefusal::Unknown);
+            }
+            PeerStage::Calling(number) | PeerStage::Answering(number) | PeerStage::Connected(number) => {
+                number
+            }
             PeerStage::Apart | PeerStage::Ended(_) => {
                 self.take_number(peer.index).map_err(|_| CallRefusal::Full)?
             }
@@ -346,66 +275,12 @@ where
         }
     }
 
-    fn answer(&mut self, peer: PeerRef, number: PeerId) -> CallAnswer {
-        self.slots.get_mut(peer.index).stage = PeerStage::Answering(number);
-        CallAnswer::Answer { peer, number, calls: self.calls }
-    }
-
     fn admits_strangers(&self) -> bool {
         #[cfg(nemesia_injected_fault)]
         if injected(InjectedFault::AdmitUnknown) {
             return true;
         }
         self.limits.strangers
-    }
-
-    /// Returns whether the call of this peer counts, of two calls that cross.
-    fn counts(&self, index: u32, caller: &PeerAddress) -> bool {
-        #[cfg(nemesia_injected_fault)]
-        if injected(InjectedFault::CountBothCalls) {
-            return true;
-        }
-        #[cfg(nemesia_injected_fault)]
-        if injected(InjectedFault::ParkBothCalls) {
-            return false;
-        }
-        match self.world {
-            Some((own, others)) if index < others && !ignores_ranks() => index >= own,
-            _ => *caller < self.own,
-        }
-    }
-
-    /// Records the peer's answer to the call of this process; `calls` is a part of it. Returns the number of the
-    /// connection, which the layer above confirms now. `None` if the call was abandoned or withdrawn, so that the
-    /// answer has no meaning.
-    pub fn answered(&mut self, peer: PeerRef, calls: u64) -> Option<PeerId> {
-        let slot = self.slots.live_mut(peer.index, peer.generation)?;
-        let PeerStage::Calling(number) = slot.stage else { return None };
-        slot.stage = PeerStage::Connected(number);
-        #[cfg(nemesia_injected_fault)]
-        let calls = if injected(InjectedFault::ForgetAbandoned) { 0 } else { calls };
-        // The peer has abandoned all calls that it has made so far.
-        slot.heard = slot.heard.max(calls);
-        Some(number)
-    }
-
-    /// Calls a peer once more, whose process lives and has given up the call of this process. Returns the number by
-    /// which this process knows the peer, as before, and the number of the new call: a part of it. `None` if no call of
-    /// this process is under way.
-    pub fn call_again(&mut self, peer: PeerRef) -> Option<(PeerId, u64)> {
-        let slot = self.slots.live_mut(peer.index, peer.generation)?;
-        let PeerStage::Calling(number) = slot.stage else { return None };
-        self.calls += u64::from(!repeats_calls());
-        Some((number, self.calls))
-    }
-
-    /// Records that the peer has confirmed the answer of this process. Returns the number of the connection; `None` if
-    /// no confirmation was expected.
-    pub fn confirmed(&mut self, peer: PeerRef) -> Option<PeerId> {
-        let slot = self.slots.live_mut(peer.index, peer.generation)?;
-        let PeerStage::Answering(number) = slot.stage else { return None };
-        slot.stage = PeerStage::Connected(number);
-        Some(number)
     }
 
     /// Records that the connection, or a call, has ended. Returns the number that is free again once
@@ -508,34 +383,10 @@ where
     }
 }
 
-/// Returns whether a call is heard that the caller has abandoned: an injected fault.
-fn hears_outdated() -> bool {
-    #[cfg(nemesia_injected_fault)]
-    return injected(InjectedFault::HearOutdated);
-    #[cfg(not(nemesia_injected_fault))]
-    false
-}
-
-/// Returns whether calls that cross in a world are decided by address: an injected fault.
-fn ignores_ranks() -> bool {
-    #[cfg(nemesia_injected_fault)]
-    return injected(InjectedFault::OrderByAddress);
-    #[cfg(not(nemesia_injected_fault))]
-    false
-}
-
 /// Returns whether a rank whose connection has ended is answered again: an injected fault.
 fn readmits_ranks() -> bool {
     #[cfg(nemesia_injected_fault)]
     return injected(InjectedFault::ReadmitRank);
-    #[cfg(not(nemesia_injected_fault))]
-    false
-}
-
-/// Returns whether a call that is made once more has the number of the last one: an injected fault.
-fn repeats_calls() -> bool {
-    #[cfg(nemesia_injected_fault)]
-    return injected(InjectedFault::RepeatCall);
     #[cfg(not(nemesia_injected_fault))]
     false
 }

@@ -66,7 +66,6 @@
 //! + 1`.
 #![forbid(unsafe_code)]
 
-pub mod call;
 pub mod channel;
 pub mod direct;
 pub mod fabric;

@@ -14,7 +14,6 @@ mod regions;
 mod segments;
 mod views;
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 use nemesia_core::link::token::LinkToken;
@@ -40,13 +39,14 @@ use crate::os::{
 };
 use crate::route::{Facts, Met};
 use crate::transport::hosts::RemoteRanks;
+use crate::transport::net::StreamDoor;
 use links::Links;
 use peer::ShmWorld;
 
 use lent::LentRanges;
 use regions::MappedRegions;
 
-pub(crate) use calls::{CallGrant, CallOutcome, CallTerms, Calls, failure_of};
+pub(crate) use calls::{CallGrant, CallOutcome, CallTerms, Calls, OpenedStream};
 pub(crate) use connect::{ConnectTime, RankProcess};
 pub(crate) use joining::JoiningProcess;
 pub(crate) use lent::{LentRange, Loan};
@@ -232,10 +232,10 @@ pub(crate) struct LocalProcess {
 }
 
 impl LocalProcess {
-    /// Begins to listen for calls of processes that opened alone, as this one. `remote` is where this process takes
-    /// calls from other machines.
-    pub(crate) fn listen(&self, watch: &mut Watch, remote: Option<SocketAddr>) -> Result<Calls, Error> {
-        let place = (self.world.bind()?, remote);
+    /// Begins to listen for calls of processes that opened alone, as this one; with a door also for those of other
+    /// machines.
+    pub(crate) fn listen(&self, watch: &mut Watch, door: Option<StreamDoor>) -> Result<Calls, Error> {
+        let place = (self.world.bind()?, door);
         Calls::listen(Arc::clone(&self.world), Arc::clone(&self.ours), place, watch)
     }
 

@@ -311,20 +311,7 @@ impl StreamSource for Tcp {
     const NAME: &'static str = "TCP";
 
     fn address(&self) -> Vec<u8> {
-        let mut place = [0; PLACE_BYTES];
-        place[2..4].copy_from_slice(&self.address.port().to_le_bytes());
-        match self.address {
-            SocketAddr::V4(address) => {
-                place[0] = 4;
-                place[8..12].copy_from_slice(&address.ip().octets());
-            }
-            SocketAddr::V6(address) => {
-                place[0] = 6;
-                place[4..8].copy_from_slice(&address.scope_id().to_le_bytes());
-                place[8..].copy_from_slice(&address.ip().octets());
-            }
-        }
-        [MARK.as_slice(), &place].concat()
+        encode(self.address)
     }
 
     fn connect(&mut self, to: &[u8]) -> Result<Socket, ConnectError> {
@@ -355,6 +342,34 @@ pub(crate) fn ip_of(address: &Address) -> Option<IpAddr> {
     decode(Tcp::parse(address)?.0).map(|place| place.ip())
 }
 
+/// Returns the port and the token in an address of a port over TCP.
+pub(crate) fn port_of(address: &Address) -> Option<(u16, u64)> {
+    let (place, token) = Tcp::parse(address)?;
+    Some((decode(place)?.port(), token))
+}
+
+/// Returns the address of the port over TCP at this place, with this token.
+pub(crate) fn address_at(place: SocketAddr, token: u64) -> Option<Address> {
+    Address::new(&[encode(place).as_slice(), &token.to_le_bytes()].concat())
+}
+
+fn encode(at: SocketAddr) -> Vec<u8> {
+    let mut place = [0; PLACE_BYTES];
+    place[2..4].copy_from_slice(&at.port().to_le_bytes());
+    match at {
+        SocketAddr::V4(at) => {
+            place[0] = 4;
+            place[8..12].copy_from_slice(&at.ip().octets());
+        }
+        SocketAddr::V6(at) => {
+            place[0] = 6;
+            place[4..8].copy_from_slice(&at.scope_id().to_le_bytes());
+            place[8..].copy_from_slice(&at.ip().octets());
+        }
+    }
+    [MARK.as_slice(), &place].concat()
+}
+
 fn decode(place: &[u8]) -> Option<SocketAddr> {
     let place: &[u8; PLACE_BYTES] = place.try_into().ok()?;
     let port = u16::from_le_bytes([place[2], place[3]]);
@@ -374,8 +389,21 @@ pub(crate) fn connect(to: SocketAddr, sockets: SocketOptions) -> io::Result<Sock
     Ok(socket)
 }
 
+/// As [`connect`], from this IP address of this machine, if it is of the same family: the other end compares it with
+/// the one that this process claims.
+pub(crate) fn connect_from(ip: IpAddr, to: SocketAddr, sockets: SocketOptions) -> io::Result<Socket> {
+    let socket = Socket::new(unconnected(to)?, to, sockets)?;
+    if ip.is_ipv4() == to.is_ipv4() {
+        // Without this, `bind` would choose a port, and the kernel could use each once only.
+        set_option(socket.as_fd(), (libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT), 1 as c_int)?;
+        with_name(libc::bind, &socket.stream, SocketAddr::new(ip, 0))?;
+    }
+    start(&socket.stream, to)?;
+    Ok(socket)
+}
+
 /// As [`connect`], for a socket without options.
-#[cfg(feature = "internals")]
+#[cfg(any(test, feature = "internals"))]
 pub(crate) fn begin(to: SocketAddr) -> io::Result<TcpStream> {
     let stream = unconnected(to)?;
     os::close_in_children(stream.as_fd());
@@ -405,37 +433,45 @@ fn unconnected(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(TcpStream::from(unsafe { own(fd) }?))
 }
 
-fn start(stream: &TcpStream, to: SocketAddr) -> io::Result<()> {
+/// Calls a function of the system that takes a socket and a name of it, as `connect(2)` and `bind(2)` do.
+fn with_name(
+    call: unsafe extern "C" fn(c_int, *const libc::sockaddr, libc::socklen_t) -> c_int,
+    stream: &TcpStream,
+    name: SocketAddr,
+) -> io::Result<()> {
     let fd = stream.as_raw_fd();
-    let result = match to {
-        SocketAddr::V4(to) => {
-            let sin_addr = libc::in_addr { s_addr: u32::from_ne_bytes(to.ip().octets()) };
+    let result = match name {
+        SocketAddr::V4(at) => {
+            let sin_addr = libc::in_addr { s_addr: u32::from_ne_bytes(at.ip().octets()) };
             let family = libc::AF_INET as libc::sa_family_t;
             let name = libc::sockaddr_in {
                 sin_family: family,
-                sin_port: to.port().to_be(),
+                sin_port: at.port().to_be(),
                 sin_addr,
                 sin_zero: [0; 8],
             };
             // SAFETY: the name is as long as announced and outlives the call.
-            unsafe { libc::connect(fd, (&raw const name).cast(), size_of_val(&name) as libc::socklen_t) }
+            unsafe { call(fd, (&raw const name).cast(), size_of_val(&name) as libc::socklen_t) }
         }
-        SocketAddr::V6(to) => {
+        SocketAddr::V6(at) => {
             let name = libc::sockaddr_in6 {
                 sin6_family: libc::AF_INET6 as libc::sa_family_t,
-                sin6_port: to.port().to_be(),
+                sin6_port: at.port().to_be(),
                 sin6_flowinfo: 0,
-                sin6_addr: libc::in6_addr { s6_addr: to.ip().octets() },
-                sin6_scope_id: to.scope_id(),
+                sin6_addr: libc::in6_addr { s6_addr: at.ip().octets() },
+                sin6_scope_id: at.scope_id(),
             };
             // SAFETY: the name is as long as announced and outlives the call.
-            unsafe { libc::connect(fd, (&raw const name).cast(), size_of_val(&name) as libc::socklen_t) }
+            unsafe { call(fd, (&raw const name).cast(), size_of_val(&name) as libc::socklen_t) }
         }
     };
-    match io::Error::last_os_error() {
-        _ if result == 0 => Ok(()),
-        error if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(()),
-        error => Err(error),
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn start(stream: &TcpStream, to: SocketAddr) -> io::Result<()> {
+    match with_name(libc::connect, stream, to) {
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => Ok(()),
+        started => started,
     }
 }
 

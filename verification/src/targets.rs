@@ -6,7 +6,6 @@ use nemesia_core::wire::placement::{
     FIXED_BYTES, Frame, HANDSHAKE_BYTES, Handshake, HandshakeError, MOST_FRAME_BYTES, Parsed,
 };
 
-mod call;
 mod channel;
 // Its memory is that of real processes, which loom cannot model.
 #[cfg(not(nemesia_loom))]
@@ -25,7 +24,6 @@ mod vipl_descriptor;
 mod vipl_network;
 mod vipl_page;
 
-pub use call::call_decoder;
 pub use channel::channel_decoder;
 #[cfg(not(nemesia_loom))]
 pub use direct::direct_pipe;
@@ -58,7 +56,6 @@ pub const TARGETS: &[Target] = &[
     Target { name: "placement-peer", run: placement_peer },
     Target { name: "list-of-runs", run: list_of_runs },
     Target { name: "message-prefix", run: message_prefix },
-    Target { name: "call-decoder", run: call_decoder },
     Target { name: "meeting-decoder", run: meeting_decoder },
     Target { name: "channel-decoder", run: channel_decoder },
     Target { name: "ring-decoder", run: ring_decoder },

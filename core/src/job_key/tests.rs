@@ -157,15 +157,3 @@ fn what_is_printed_shows_no_secret() {
         format!("{:?} {:?} {:?}", JobKey::from_bytes(secret), Challenges::new(secret), Nonces::new(secret));
     assert!(!shown.contains("171") && !shown.contains("ab, ab"), "{shown}");
 }
-
-#[test]
-fn a_departure_is_proven_to_one_process_and_for_one_key() {
-    let proof = KEY.departure_proof(&[1, 2], &[3]);
-    assert!(KEY.accepts_departure(&[1, 2], &[3], &proof));
-    // The last one has the same bytes, divided otherwise.
-    for (departure, callee) in [(&[1, 0][..], &[3][..]), (&[1, 2], &[4]), (&[1], &[2, 3])] {
-        assert!(!KEY.accepts_departure(departure, callee, &proof), "{departure:?} to {callee:?}");
-    }
-    assert!(!JobKey::from_bytes([0x0c; KEY_BYTES]).accepts_departure(&[1, 2], &[3], &proof));
-    assert!(!KEY.accepts_request(&terms(), &KEY.departure_proof(&[], &[])));
-}

@@ -6,7 +6,7 @@ use core::fmt;
 use crate::wire::hello::{PROOF_BYTES, Proof};
 
 /// Bytes of the longest message: the call of a virtual interface.
-pub const MOST_LINK_BYTES: usize = 360;
+pub const MOST_LINK_BYTES: usize = 368;
 
 /// The bytes of a message.
 #[derive(Clone, Copy)]

@@ -28,8 +28,9 @@
 //! | calling | busy or full; no place or resource in this process | calling | again after 1 to 100 ms, doubling; a shortage of this process never ends a peer, and a full queue shows that a rank lives |
 //! | calling | nothing listens | calling, ended | the next carrier of the address (copies of a machine have equal boots); none left: died |
 //! | calling, proving, confirmed | time over | ended | unreachable, or refused if the last word of the peer was a passing refusal; a rank goes on while its kernel has taken the connection, or shows life |
-//! | calling, proving | proved call, ours counts | same | park it; an older parked one is dropped |
-//! | calling, proving | proved call, the peer's counts | answered | drop ours in silence; the answer has the number of our calls, which voids them |
+//! | calling | proved call | answered | drop ours, which the peer has not heard; the answer has the number of our calls, which voids them |
+//! | proving | proved call, ours counts | same | park it; an older parked one is dropped |
+//! | proving | proved call, the peer's counts | answered | drop ours in silence, as before |
 //! | proving | hold | same | repeats become rare; the limit begins anew, for further peers at most twice |
 //! | proving | answer that is right | confirmed | join the path, confirm; drop the parked call that the answer voids |
 //! | proving | answer with another proof | ended refused | refuse with words, so that the peer frees at once |
@@ -54,8 +55,9 @@
 //! | not open | proved departure, from the place that its address names | ended | left, or dropped |
 //! | any | other version, nonsense | same or ended | one refusal with both versions |
 //!
-//! Of two calls that cross, that of the higher rank counts, else that of the smaller address, whatever carriers they
-//! came by. The number of a call is in it and in each answer, so that a call that was abandoned is recognised.
+//! Of two calls that cross after both were sent, that of the higher rank counts, else that of the smaller address,
+//! whatever carriers they came by. The number of a call is in it and in each answer, so that a call that was abandoned
+//! is recognised.
 //!
 //! Before a link there is the *door*: connections without proof, a limited number for each kind of carrier and for a
 //! limited time. A challenge takes no memory on datagrams. The owner lends at least as many carriers as the limits of

@@ -3,7 +3,7 @@
 //! | offer | code | bytes in call, answer | contents |
 //! |---|---|---|---|
 //! | segments | 1 | 104, 104 | flags 4 (from 4 on), geometry 12, 0 4, stamp 8, processors 64, credit 8; descriptors travel beside it |
-//! | stream | 2 | 8, 8 | version of the placement 1, streams wanted 1, 0, receives 4: the connection of the call becomes the stream |
+//! | stream | 2 | 16, 16 | version of the placement 1, streams wanted 1, 0, receives 2, port 2, token 8: the connection of the call becomes the stream; port and token are those at which the sender takes further streams |
 //! | pairs | 3 | 24 + 8n, the same | n of 1 to 4 1, MTU 1, reads 1, receives 2, LID 2, GID 16; of each queue pair its number 4 and its first PSN 4 |
 //! | manager | 4 | 8, 24 | in the answer port 2 (from 2 on) and IP 16 of an iWARP listener; both ends derive the ticket |
 //! | pipe | 5 | 40, 40 | design 1, 0, ring bytes 4, shape 8, key of the inbox 24 |
@@ -15,7 +15,7 @@
 use super::bytes::LinkBytes;
 
 /// Bytes of a list of offers in the longest message.
-pub const MOST_OFFER_BYTES: usize = 216;
+pub const MOST_OFFER_BYTES: usize = 224;
 /// Most queue pairs of an offer.
 pub const MOST_PAIRS: usize = 4;
 /// Bytes of the address of a virtual interface.
@@ -44,7 +44,11 @@ pub struct StreamOffer {
     /// How many streams the sender wants in all.
     pub streams: u8,
     /// The receives that are posted.
-    pub receives: u32,
+    pub receives: u16,
+    /// The port, at the IP of its address, where the sender takes further streams; and the token for them.
+    pub port: u16,
+    /// See `port`.
+    pub token: u64,
 }
 
 /// Queue pairs, made before they are offered.
@@ -163,9 +167,11 @@ impl LinkOffer {
                 processors.iter().for_each(|word| bytes.put(&word.to_le_bytes()));
                 bytes.put(&credit.to_le_bytes());
             }
-            Self::Stream(StreamOffer { version, streams, receives }) => {
+            Self::Stream(StreamOffer { version, streams, receives, port, token }) => {
                 bytes.put(&[code, *version, *streams, 0]);
                 bytes.put(&receives.to_le_bytes());
+                bytes.put(&port.to_le_bytes());
+                bytes.put(&token.to_le_bytes());
             }
             Self::Pairs(offer) => {
                 bytes.put(&[code, offer.count, offer.mtu, offer.reads]);
@@ -206,7 +212,7 @@ impl LinkOffer {
         let count = usize::from(bytes.get(1).copied().unwrap_or(0));
         let len = match code {
             1 => 104,
-            2 => 8,
+            2 => 16,
             3 if (1..=MOST_PAIRS).contains(&count) => 24 + 8 * count,
             3 => return Err(OfferFault::Field(code)),
             4 if is_call => 8,
@@ -237,7 +243,13 @@ impl LinkOffer {
                 processors: core::array::from_fn(|at| word(32 + 8 * at)),
                 credit: word(96),
             }),
-            2 => Self::Stream(StreamOffer { version: byte(1), streams: byte(2), receives: half(4) }),
+            2 => Self::Stream(StreamOffer {
+                version: byte(1),
+                streams: byte(2),
+                receives: pair(4),
+                port: pair(6),
+                token: word(8),
+            }),
             3 => Self::Pairs(PairsOffer {
                 count: byte(1),
                 mtu: byte(2),

@@ -1,7 +1,7 @@
 //! What the table of peers decides, and its limits.
 #![forbid(unsafe_code)]
 
-use super::{PeerEnd, PeerRef};
+use super::PeerEnd;
 use crate::wire::PeerId;
 
 /// The reason why a peer cannot be used.
@@ -44,34 +44,8 @@ pub enum Speaking {
     Ready(PeerId),
     /// The peer has been called already, or has called. Packets for it wait.
     Wait(PeerId),
-    /// The caller must call the peer now, and send it the number by which this process knows it, and the number of the
-    /// call. Packets for it wait.
-    Call(PeerId, u64),
-}
-
-/// What to do with a call from a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum CallAnswer {
-    /// Answer, and wait for the confirmation. If this process has called the peer, or has answered an earlier call of
-    /// it, the connection of that call has no meaning any more, and is closed.
-    Answer {
-        /// The caller.
-        peer: PeerRef,
-        /// The number by which this process knows the caller: a part of the answer.
-        number: PeerId,
-        /// The number of this process's calls so far: a part of the answer.
-        calls: u64,
-    },
-    /// Keep the call's connection, silent, until the call of this process is decided, which counts. Then close it: if
-    /// the call of this process has failed, the caller calls once more.
-    Park(PeerRef),
-    /// The caller has ended the connection that this process still has with it. Record that end, and ask again.
-    Ended(PeerRef),
-    /// The caller has abandoned the call, or is a pinned peer whose connection has ended. Close the call's connection.
-    Outdated,
-    /// Refuse, with this reason.
-    Refuse(CallRefusal),
+    /// The caller must call the peer now, and send it the number by which this process knows it. Packets for it wait.
+    Call(PeerId),
 }
 
 /// The reason for which a call is refused.

@@ -52,17 +52,11 @@ pub enum PeerEnd {
 pub struct PeerSlot {
     pub(super) address: PeerAddress,
     pub(super) stage: PeerStage,
-    /// The number of the last call of the peer that counts: it has abandoned this one and all before.
-    pub(super) heard: u64,
 }
 
 impl Default for PeerSlot {
     fn default() -> Self {
-        Self {
-            address: PeerAddress::from_bytes([0; super::ADDRESS_BYTES]),
-            stage: PeerStage::Apart,
-            heard: 0,
-        }
+        Self { address: PeerAddress::from_bytes([0; super::ADDRESS_BYTES]), stage: PeerStage::Apart }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The table of peers, call by call. `cargo sim -- --peers` runs whole worlds of it.
+//! The table of peers, call by call. `cargo sim -- --peers` compares it with a twin.
 
 use std::vec;
 use std::vec::Vec;
@@ -25,78 +25,23 @@ fn an_address_is_one_peer_and_is_not_called_before_it_is_spoken_to() {
     assert_eq!(peers.connect(&address(7)), Ok(peer));
     assert_eq!((peers.len(), peers.connections(), peers.stage(peer)), (1, 0, Ok(PeerStage::Apart)));
     assert_eq!(peers.address_of(peer), Ok(&address(7)));
-    assert_eq!(peers.speak(peer), Ok(Speaking::Call(0, 1)));
+    assert_eq!(peers.speak(peer), Ok(Speaking::Call(0)));
     assert_eq!(peers.speak(peer), Ok(Speaking::Wait(0)));
-    assert_eq!(peers.answered(peer, 0), Some(0));
+    assert_eq!(peers.opened(peer), Some(0));
     assert_eq!(peers.speak(peer), Ok(Speaking::Ready(0)));
     assert_eq!((peers.peer_with(0), peers.peer_with(1)), (Some(peer), None));
-    assert_eq!(peers.answered(peer, 0), None, "an answer to no call");
+    assert_eq!(peers.opened(peer), None, "it is open");
     assert_eq!(peers.connect(&address(5)), Err(PeerError::Itself));
-}
-
-#[test]
-fn of_two_calls_that_cross_the_one_of_the_smaller_address_counts() {
-    let mut peers = table(4, 4, true);
-    let (small, large) = (peers.connect(&address(3)).unwrap(), peers.connect(&address(9)).unwrap());
-    assert_eq!(peers.speak(small), Ok(Speaking::Call(0, 1)));
-    assert_eq!(peers.speak(large), Ok(Speaking::Call(1, 2)));
-    assert_eq!(peers.called(&address(3), 1), CallAnswer::Answer { peer: small, number: 0, calls: 2 });
-    assert_eq!(peers.called(&address(9), 1), CallAnswer::Park(large));
-    assert_eq!(peers.answered(small, 1), None, "our own call was abandoned");
-    assert_eq!(peers.stage(small), Ok(PeerStage::Answering(0)));
-    assert_eq!((peers.confirmed(small), peers.confirmed(small)), (Some(0), None));
-    assert_eq!(peers.answered(large, 1), Some(1));
-    assert_eq!(peers.called(&address(9), 1), CallAnswer::Outdated, "it has answered ours instead");
-}
-
-#[test]
-fn of_two_calls_that_cross_in_a_world_the_one_of_the_higher_rank_counts() {
-    // Rank 1 of 3 ranks, whose addresses are in another order; and a peer outside of the world.
-    let mut peers = table(4, 4, true);
-    let [zero, two, other] = [9, 3, 4].map(|number| peers.connect(&address(number)).unwrap());
-    peers.order_by_rank(1, 2);
-    for peer in [zero, two, other] {
-        assert!(matches!(peers.speak(peer), Ok(Speaking::Call(..))));
-    }
-    assert_eq!(peers.called(&address(9), 1), CallAnswer::Park(zero));
-    assert!(matches!(peers.called(&address(3), 1), CallAnswer::Answer { peer, .. } if peer == two));
-    assert!(matches!(peers.called(&address(4), 1), CallAnswer::Answer { peer, .. } if peer == other));
-}
-
-#[test]
-fn a_caller_that_calls_again_has_ended_the_connection_before() {
-    let mut peers = table(4, 4, true);
-    let CallAnswer::Answer { peer, .. } = peers.called(&address(3), 1) else { panic!("no answer") };
-    assert_eq!(peers.confirmed(peer), Some(0));
-    assert_eq!(peers.called(&address(3), 1), CallAnswer::Outdated);
-    assert_eq!(peers.called(&address(3), 2), CallAnswer::Ended(peer));
-    assert_eq!(peers.ended(peer, PeerEnd::Left), Some(0));
-    // Nothing of the first connection is mixed up with the second one: its number is not free yet.
-    assert_eq!(peers.called(&address(3), 2), CallAnswer::Answer { peer, number: 1, calls: 0 });
-    peers.free_number(0);
-    assert_eq!(peers.connections(), 1);
 }
 
 #[test]
 fn an_answer_to_an_abandoned_call_leaves_the_peer_apart() {
     let mut peers = table(4, 4, true);
-    let CallAnswer::Answer { peer, number, .. } = peers.called(&address(3), 1) else { panic!("no answer") };
+    let (peer, number) = peers.admit(&address(3)).unwrap();
     assert_eq!(peers.ended(peer, PeerEnd::Lost), Some(number));
     peers.free_number(number);
     assert_eq!((peers.stage(peer), peers.connections()), (Ok(PeerStage::Apart), 0));
-    assert_eq!(peers.speak(peer), Ok(Speaking::Call(0, 1)));
-}
-
-#[test]
-fn a_call_that_was_given_up_is_made_once_more_with_another_number() {
-    let mut peers = table(4, 4, true);
-    let peer = peers.connect(&address(7)).unwrap();
-    assert_eq!(peers.call_again(peer), None, "it was not called");
-    assert_eq!(peers.speak(peer), Ok(Speaking::Call(0, 1)));
-    assert_eq!(peers.call_again(peer), Some((0, 2)));
-    assert_eq!(peers.speak(peer), Ok(Speaking::Wait(0)));
-    assert_eq!(peers.answered(peer, 0), Some(0));
-    assert_eq!((peers.call_again(peer), peers.connections()), (None, 1));
+    assert_eq!(peers.speak(peer), Ok(Speaking::Call(0)));
 }
 
 #[test]
@@ -104,14 +49,14 @@ fn limits_are_named_and_strangers_leave_nothing_behind() {
     let mut peers = table(2, 1, true);
     let [one, two] = [1, 2].map(|number| peers.connect(&address(number)).unwrap());
     assert_eq!(peers.connect(&address(3)), Err(PeerError::Slots { slots: 2 }));
-    assert_eq!(peers.speak(one), Ok(Speaking::Call(0, 1)));
+    assert_eq!(peers.speak(one), Ok(Speaking::Call(0)));
     assert_eq!(peers.speak(two), Err(PeerError::Connections { most: 1 }));
-    assert_eq!(peers.called(&address(8), 1), CallAnswer::Refuse(CallRefusal::Full));
-    assert_eq!(peers.called(&address(2), 1), CallAnswer::Refuse(CallRefusal::Full));
-    assert_eq!(peers.called(&address(5), 1), CallAnswer::Refuse(CallRefusal::Itself));
+    assert_eq!(peers.admit(&address(8)), Err(CallRefusal::Full));
+    assert_eq!(peers.admit(&address(2)), Err(CallRefusal::Full));
+    assert_eq!(peers.admit(&address(5)), Err(CallRefusal::Itself));
     assert_eq!((peers.len(), peers.connections()), (2, 1));
     let mut closed = table(2, 2, false);
-    assert_eq!(closed.called(&address(1), 1), CallAnswer::Refuse(CallRefusal::Unknown));
+    assert_eq!(closed.admit(&address(1)), Err(CallRefusal::Unknown));
     assert!(closed.is_empty());
 }
 
@@ -119,7 +64,7 @@ fn limits_are_named_and_strangers_leave_nothing_behind() {
 fn a_slot_that_is_used_again_has_another_identifier() {
     let mut peers = table(1, 1, true);
     let first = peers.connect(&address(1)).unwrap();
-    assert_eq!(peers.speak(first), Ok(Speaking::Call(0, 1)));
+    assert_eq!(peers.speak(first), Ok(Speaking::Call(0)));
     assert_eq!(peers.release(first), Err(PeerError::InUse));
     assert_eq!(peers.ended(first, PeerEnd::Refused), Some(0));
     assert_eq!(peers.speak(first), Err(PeerError::Ended(PeerEnd::Refused)));
@@ -128,7 +73,7 @@ fn a_slot_that_is_used_again_has_another_identifier() {
     let second = peers.connect(&address(2)).unwrap();
     assert!(second != first && PeerRef::from_bits(second.to_bits()) == second);
     assert_eq!((peers.speak(first), peers.release(first)), (Err(PeerError::Stale), Err(PeerError::Stale)));
-    assert_eq!((peers.answered(first, 0), peers.ended(first, PeerEnd::Lost)), (None, None));
+    assert_eq!((peers.opened(first), peers.ended(first, PeerEnd::Lost)), (None, None));
     for bits in [0, 1, u64::MAX, 1 << 32, u64::from(u32::MAX)] {
         let _ = peers.speak(PeerRef::from_bits(bits));
         let _ = peers.release(PeerRef::from_bits(bits));
@@ -146,13 +91,13 @@ fn pinned_peers_keep_their_numbers_and_further_peers_have_larger_ones() {
     // Before there is place for their numbers, nothing is kept of further peers.
     assert_eq!(peers.speak(further), Err(PeerError::Connections { most: 0 }));
     peers.grow_numbers();
-    assert_eq!(peers.speak(further), Ok(Speaking::Call(2, 1)));
-    assert_eq!(peers.speak(ranks[1]), Ok(Speaking::Call(1, 2)));
-    assert!(matches!(peers.called(&address(11), 1), CallAnswer::Answer { number: 3, .. }));
-    assert_eq!(peers.called(&address(12), 1), CallAnswer::Refuse(CallRefusal::Full));
+    assert_eq!(peers.speak(further), Ok(Speaking::Call(2)));
+    assert_eq!(peers.speak(ranks[1]), Ok(Speaking::Call(1)));
+    assert!(matches!(peers.admit(&address(11)), Ok((_, 3))));
+    assert_eq!(peers.admit(&address(12)), Err(CallRefusal::Full));
     // A rank has its number although all connections of further peers are in use.
-    assert!(matches!(peers.called(&address(3), 1), CallAnswer::Answer { number: 0, .. }));
-    assert_eq!((peers.confirmed(ranks[0]), peers.connections()), (Some(0), 2));
+    assert_eq!(peers.admit(&address(3)), Ok((ranks[0], 0)));
+    assert_eq!((peers.opened(ranks[0]), peers.connections()), (Some(0), 2));
     // The end of a rank is for ever, and leaves its number to no other peer.
     assert_eq!(peers.ended(ranks[0], PeerEnd::Lost), Some(0));
     peers.free_number(0);
@@ -160,12 +105,12 @@ fn pinned_peers_keep_their_numbers_and_further_peers_have_larger_ones() {
     assert_eq!(peers.connect(&address(3)), Ok(ranks[0]));
     assert_eq!(peers.stage(ranks[0]), Ok(PeerStage::Ended(PeerEnd::Lost)));
     assert_eq!(peers.release(ranks[0]), Err(PeerError::Pinned));
-    assert_eq!(peers.called(&address(3), 2), CallAnswer::Outdated);
+    assert_eq!(peers.admit(&address(3)), Err(CallRefusal::Unknown));
     assert_eq!(peers.stage(ranks[0]), Ok(PeerStage::Ended(PeerEnd::Lost)));
     assert_eq!(peers.ended(further, PeerEnd::Left), Some(2));
     peers.free_number(2);
     peers.release(further).unwrap();
-    assert!(matches!(peers.called(&address(12), 1), CallAnswer::Answer { number: 2, .. }));
+    assert!(matches!(peers.admit(&address(12)), Ok((_, 2))));
 }
 
 #[test]
@@ -197,7 +142,7 @@ fn a_pinned_peer_takes_the_address_of_the_process_that_replaces_it() {
     let mut peers = Peers::new(address(5), limits, (slots, vec![List::new(); 4], vec![0; 2]), 1);
     let rank = peers.connect(&address(1)).unwrap();
     let further = peers.connect(&address(2)).unwrap();
-    assert!(matches!(peers.speak(rank), Ok(Speaking::Call(0, _))));
+    assert!(matches!(peers.speak(rank), Ok(Speaking::Call(0))));
     assert_eq!(peers.renew(rank, &address(3)), Err(PeerError::InUse), "it is being called");
     assert_eq!((peers.opened(rank), peers.ended(rank, PeerEnd::Lost)), (Some(0), Some(0)));
     assert_eq!(peers.renew(rank, &address(2)), Err(PeerError::InUse), "that of another peer");

@@ -45,7 +45,7 @@ use crate::os::{ProcessOrigin, Watch};
 use crate::route;
 use crate::shm::{self, Attached, Calls, ConnectTime};
 use crate::transport::hosts::{MemberAddress, RemoteRanks};
-use crate::transport::net::{NetCalls, NetPort};
+use crate::transport::net::NetPort;
 
 /// The most peers for which the fastest protocol of large messages is learned at a time, in about 3 KiB each.
 const LEARNED_PEERS: usize = 16;
@@ -112,21 +112,16 @@ impl Endpoint {
         let config = config.clone().any_source_outlives(true);
         let mut exchange = Singleton::default();
         let mut endpoint = Self::open_in(&config, &mut exchange, Some(config.connections))?;
-        let (calls, across) = endpoint.listen()?;
-        endpoint.peers = Some(Box::new(PeerTable::alone(calls, across, &config)?));
+        let calls = endpoint.listen()?;
+        endpoint.peers = Some(Box::new(PeerTable::alone(calls, &config)?));
         Ok(endpoint)
     }
 
     /// Begins to listen for the calls of others: those of this machine, and of other ones if the endpoint has a port to
     /// them.
-    fn listen(&mut self) -> Result<(Calls, Option<NetCalls>), Error> {
-        let mut across = network::listen(self)?;
-        let place = across.as_ref().and_then(NetCalls::place);
-        let calls = self.here.listen(&mut self.waiter.watch, place)?;
-        if let Some(across) = &mut across {
-            across.begin(calls.own(), &self.waiter.watch)?;
-        }
-        Ok((calls, across))
+    fn listen(&mut self) -> Result<Calls, Error> {
+        let door = network::listen(self)?;
+        self.here.listen(&mut self.waiter.watch, door)
     }
 
     /// Joins the world. The endpoint does not have the exchange yet.
@@ -134,8 +129,8 @@ impl Endpoint {
         let mut endpoint = Self::open_in(config, exchange, None)?;
         if endpoint.size() == 1 {
             // The only rank has not listened for others so far.
-            let (calls, across) = endpoint.listen()?;
-            let table = PeerTable::of_world((calls, across), 0, &[], config)?;
+            let calls = endpoint.listen()?;
+            let table = PeerTable::of_world(calls, 0, &[], config)?;
             endpoint.peers = Some(Box::new(table));
         }
         Ok(endpoint)
@@ -160,13 +155,9 @@ impl Endpoint {
         let ranks = (u32::try_from(rank).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(u32::MAX));
         let attached = shm::attach(config, exchange, ranks)?;
         let Attached { port, sleep, mut watch, fence, load, mut facts, warnings: more, stamp, .. } = attached;
-        let mut remote = attached.remote;
-        let mut across = remote.demand.as_mut().and_then(|demand| demand.calls.take());
+        let remote = attached.remote;
         let time = attached.calls.as_ref().map(|(_, time)| *time);
-        if let (Some(across), Some((calls, _))) = (&mut across, &attached.calls) {
-            across.begin(calls.own(), &watch)?;
-        }
-        let of_world = |(calls, _)| PeerTable::of_world((calls, across), ranks.0, &attached.ranks, config);
+        let of_world = |(calls, _)| PeerTable::of_world(calls, ranks.0, &attached.ranks, config);
         let peers = attached.calls.map(of_world).transpose()?;
         warnings.extend(more);
         // The only rank of a world has further peers as an endpoint that opens alone.

@@ -5,17 +5,15 @@
 //! | `peers.rs` | addresses; connecting, and disconnecting |
 //! | `peers/table.rs` | the table of peers, with the numbers that the engine knows them by |
 //! | `peers/attend.rs` | progress of calls, ours and those of others |
-//! | `peers/here.rs` | what is decided about calls inside the machine |
-//! | `peers/across.rs` | the same between machines |
+//! | `peers/calls.rs` | what is decided about calls, and what becomes of them |
 //! | `peers/members.rs` | groups of peers in an order |
 //! | `peers/start.rs` | the start of a world whose ranks all connect then |
 //! | `peers/bound.rs` | the connections with the members of a group during a collective call |
 //! | `peers/meeting.rs` | two groups that meet |
 
-mod across;
 mod attend;
 mod bound;
-mod here;
+mod calls;
 mod meeting;
 mod members;
 mod start;
@@ -182,7 +180,7 @@ impl Endpoint {
                 self.with_peers(|peers, endpoint| peers.want(peer, rank, endpoint))?;
                 Ok(rank as usize)
             }
-            Speaking::Call(rank, call) => self.call(peer, rank, call),
+            Speaking::Call(rank) => self.call(peer, rank),
         }
     }
 
@@ -284,8 +282,8 @@ impl Endpoint {
 
     /// Takes the memory of a connection, and calls the peer.
     #[cold]
-    fn call(&mut self, peer: PeerRef, rank: u32, call: u64) -> Result<usize, Error> {
-        self.with_peers(|peers, endpoint| peers.call(peer, (rank, call), endpoint))?;
+    fn call(&mut self, peer: PeerRef, rank: u32) -> Result<usize, Error> {
+        self.with_peers(|peers, endpoint| peers.call(peer, rank, endpoint))?;
         // The next reading of the clock looks after the call.
         self.attend_calls();
         Ok(rank as usize)

@@ -1,20 +1,25 @@
-//! Calls: how processes connect with each other inside a machine, if they opened alone, if their world connects on
-//! demand, or if one is not of the other's world.
+//! Calls: how processes connect with each other, inside a machine and between machines.
 //!
 //! The machine of links ([`nemesia_core::link::machine`]) decides. This module carries its messages and descriptors
-//! over hand-off sockets, reports what is lost, and makes the segments that both ends offer each other. It never waits.
+//! over hand-off sockets and TCP, reports what is lost, and makes what both ends offer each other: segments, or the
+//! connection of the call as a stream. It never waits.
 //!
 //! | file | contents |
 //! |---|---|
-//! | `calls.rs` | connections of others, messages, losses and time |
-//! | `calls/owner.rs` | what the machine asks for: segments, and the kernel's word about a caller |
+//! | `calls.rs` | what the endpoint asks: calls, outcomes, restarts, departures |
+//! | `calls/look.rs` | connections of others, messages, losses and time |
+//! | `calls/desk.rs` | what this process has for its calls |
+//! | `calls/owner.rs` | what the machine asks for: segments, streams, and where a caller is |
 //!
-//! A stranger is any process of the machine. It costs one place until its call has come, for a limited time. The
-//! kernel's word about its user and process is compared with the address that it claims.
+//! A stranger is any process that connects. It costs one place until its call has come, for a limited time. Inside a
+//! machine, the kernel's word about its user and process is compared with the address that it claims. Between machines,
+//! it proves that it knows this process's address and the key of the job, and calls from the IP address that it claims.
 //!
 //! A caller that has our answer may be stopped before it confirms, for any time. While it lives, its place is kept as
 //! long as no other process needs it.
 
+mod desk;
+mod look;
 mod owner;
 
 use std::net::SocketAddr;
@@ -22,31 +27,29 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nemesia_core::engine::Failure;
 use nemesia_core::link::address::LinkAddress;
-use nemesia_core::link::bytes::MOST_LINK_BYTES;
 use nemesia_core::link::machine::slots::{CarrierSlot, LinkSlot, LinkStorage, RankSlot};
 use nemesia_core::link::machine::table::{LinkProcess, Links};
 use nemesia_core::link::machine::terms::{
-    CarrierKind, CarrierRef, DialFault, LinkEnding, LinkError, LinkLimits, LinkRef, LinkStage, RankClaim,
+    CarrierKind, LinkEnding, LinkError, LinkLimits, LinkRef, LinkStage, RankClaim,
 };
 use nemesia_core::link::wire::{LeaveManner, LinkService};
 use nemesia_core::peers::PeerAddress;
+use nemesia_core::port::memory::Address;
 use nemesia_core::slab::{List, Slot};
 
 use super::address;
 use super::joining::JoiningProcess;
 use super::peer::ShmWorld;
-use super::segments::{MOST_DESCRIPTORS, OwnSegments};
+use super::segments::OwnSegments;
 use crate::error::Error;
-use crate::os::shortage::{Shortage, arrived, listening};
-use crate::os::{Departure, HandoffConnection, HandoffListener, ShmError, Watch, closer, random};
-use owner::{CallDesk, CallOwner, CallParts, HandOffCarrier, RefuseAll};
+use crate::os::shortage::Shortage;
+use crate::os::{HandoffConnection, HandoffListener, Watch, random};
+use crate::tcp::Socket;
+use crate::transport::net::StreamDoor;
+use desk::{CallDesk, CallParts};
+use owner::RefuseAll;
 
-/// The connections of this user that are accepted before the present ones are read.
-const AT_ONCE: usize = 64;
-/// The connections of all users that are accepted before the present ones are read: as many as the kernel queues.
-const MOST_AT_ONCE: usize = 4096;
 /// The links whose time is looked at in one look.
 const BUDGET: usize = 16;
 /// The lists by which the links of addresses are found.
@@ -78,6 +81,12 @@ pub(crate) trait CallTerms {
 
     /// A process with this address has sent a message over a new connection: a former one may have ended.
     fn hear_from(&mut self, peer: &PeerAddress);
+
+    /// Makes place for the stream of the peer that this process knows by `number`.
+    ///
+    /// # Errors
+    /// One line.
+    fn expect_stream(&mut self, number: u32) -> Result<(), String>;
 }
 
 /// What a caller is granted.
@@ -94,12 +103,32 @@ pub(crate) struct CallGrant {
 /// What has become of a call.
 #[derive(Debug)]
 pub(crate) enum CallOutcome {
-    /// Packets may pass.
+    /// Packets may pass, in shared memory.
     Opened(Box<JoiningProcess>),
+    /// Packets may pass, over the connection of the call.
+    Streamed(Box<OpenedStream>),
     /// The call has ended; with words about it if there are some.
     Ended(LinkEnding, String),
     /// A call of the peer that was answered, or is refused with these words, is over. Nothing has happened.
     Undone(String),
+}
+
+/// The connection of an open link between machines.
+#[derive(Debug)]
+pub(crate) struct OpenedStream {
+    link: LinkRef,
+    /// The number by which this process knows the peer, and that by which the peer knows this process.
+    pub(crate) number: u32,
+    pub(crate) theirs: u32,
+    pub(crate) socket: Socket,
+    /// The receives that the peer posts.
+    pub(crate) receives: u32,
+    /// Whether this process has called.
+    pub(crate) is_caller: bool,
+    /// The address at which the peer takes further streams.
+    pub(crate) further: Option<Address>,
+    /// The random numbers by which this process and the peer recognise each other on further streams.
+    pub(crate) tokens: [u64; 2],
 }
 
 /// The calls of one process.
@@ -117,39 +146,43 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Listens for calls. `remote` is where this process takes calls from other machines.
+    /// Listens for calls, with a door also for those of other machines.
     pub(super) fn listen(
         world: Arc<ShmWorld>,
         ours: Arc<OwnSegments>,
-        (listener, remote): (HandoffListener, Option<SocketAddr>),
+        (listener, door): (HandoffListener, Option<StreamDoor>),
         watch: &mut Watch,
     ) -> Result<Self, Error> {
         let place = world.address(&listener);
-        let place = remote.map_or(place, |remote| address::with_remote(place, remote));
-        Self::listen_as(world, ours, (listener, place), &[], watch)
+        let place = door.as_ref().map_or(place, |door| address::with_remote(place, door.place()));
+        Self::listen_as((world, ours), (listener, door, place), &[], watch)
     }
 
     /// As [`Calls::listen`], for a process that has its address. The ranks of its world have these addresses, and were
     /// started so often before.
     pub(super) fn listen_as(
-        world: Arc<ShmWorld>,
-        ours: Arc<OwnSegments>,
-        (listener, place): (HandoffListener, LinkAddress),
+        (world, ours): (Arc<ShmWorld>, Arc<OwnSegments>),
+        (listener, mut door, place): (HandoffListener, Option<StreamDoor>, LinkAddress),
         ranks: &[(PeerAddress, u64)],
         watch: &mut Watch,
     ) -> Result<Self, Error> {
         watch.attend(listener.as_fd())?;
+        if let Some(door) = &mut door {
+            watch.attend(door.descriptor())?;
+            door.expect(u64::from(world.size - 1));
+        }
         // A call wakes a process that sleeps.
         watch.expect_sleep()?;
         let rank = (!ranks.is_empty()).then_some(world.rank);
         let incarnation = world.incarnation;
-        let process = LinkProcess { rank, incarnation, ..LinkProcess::alone(place) };
+        let job = door.as_ref().map(StreamDoor::key);
+        let process = LinkProcess { job, rank, incarnation, ..LinkProcess::alone(place) };
         let ranks = ranks.iter().map(|(address, started)| RankSlot::new(*address, *started)).collect();
         let lent = (Vec::new(), vec![List::new(); BUCKETS], Vec::new(), ranks);
         let limit = Duration::from_secs(world.config.timeout_seconds.into());
         let links = Links::new(process, LinkLimits::new(limit), lent, [random()?, random()?]);
         let shortage = Shortage::among(u64::from(world.size - 1));
-        let desk = CallDesk::new((world, ours), place, shortage);
+        let desk = CallDesk::new((world, ours), (place, door.map(Box::new)), shortage);
         let (freed, start) = (Vec::new(), Instant::now());
         Ok(Self { links, desk, listener, start, freed, more: false })
     }
@@ -172,10 +205,11 @@ impl Calls {
         address::remote(&LinkAddress::decode(peer).ok()?)
     }
 
-    /// Returns the number of connections of others whose calls have not come, and its limit.
+    /// Returns the numbers of connections of others whose calls have not come, inside the machine and of other ones,
+    /// and the limit of each.
     #[cfg(test)]
-    pub(crate) fn callers(&self) -> (usize, usize) {
-        (self.links.unproved()[0] as usize, self.links.limits().most_unproved as usize)
+    pub(crate) fn callers(&self) -> ([usize; 2], usize) {
+        (self.links.unproved().map(|count| count as usize), self.links.limits().most_unproved as usize)
     }
 
     /// Checks an address that another process has given. Returns where to call the process, if it runs on another
@@ -218,6 +252,12 @@ impl Calls {
         self.start.elapsed()
     }
 
+    /// Directs our calls to another place of the network.
+    #[cfg(test)]
+    pub(crate) fn redirect(&mut self, at: SocketAddr) {
+        self.desk.redirected = Some(at);
+    }
+
     /// Lets the time pass that an answered call has for its confirmation.
     #[cfg(test)]
     pub(crate) fn expire(&mut self) {
@@ -246,222 +286,29 @@ impl Calls {
         Ok(())
     }
 
-    /// Makes progress on all calls.
-    pub(crate) fn attend<T: CallTerms>(&mut self, terms: &mut T) {
-        for link in std::mem::take(&mut self.freed) {
-            self.act(terms, |links, now, owner| links.free(link, now, owner));
-        }
-        // The confirmation of a call precedes the next call of its author, which may be among those accepted now.
-        self.accept(terms);
-        for carrier in self.carriers(|it| it.link.is_some() || it.connection.is_none()) {
-            self.look_at(carrier, terms);
-        }
-        self.read_callers(terms);
-        self.act(terms, |links, now, owner| links.attend(BUDGET, now, owner));
-        for carrier in self.carriers(|it| it.connection.is_none()) {
-            self.look_at(carrier, terms);
-        }
-        self.end_of_shortage(terms);
-    }
-
-    /// Accepts pending connections, and reads what those have sent whose calls have not come.
-    fn hear<T: CallTerms>(&mut self, terms: &mut T) {
-        self.accept(terms);
-        self.read_callers(terms);
-    }
-
-    fn read_callers<T: CallTerms>(&mut self, terms: &mut T) {
-        for carrier in self.carriers(|it| it.link.is_none() && it.connection.is_some()) {
-            self.look_at(carrier, terms);
-        }
-    }
-
-    /// Reads all that has come so far: the announcements of processes that have left are among it.
-    fn hear_all<T: CallTerms>(&mut self, terms: &mut T) {
-        for _ in 1..self.desk.world.size.max(2) {
-            self.hear(terms);
-            if !self.more {
-                break;
-            }
-        }
-    }
-
-    fn carriers(&self, is_meant: impl Fn(&HandOffCarrier) -> bool) -> Vec<CarrierRef> {
-        self.desk.carriers.iter().filter(|(_, it)| is_meant(it)).map(|(carrier, _)| *carrier).collect()
-    }
-
-    /// Lets the machine act, and sees what is left of answers that are over.
-    fn act<T: CallTerms, R>(
-        &mut self,
-        terms: &mut T,
-        run: impl FnOnce(&mut Links<GrowingLinks>, Duration, &mut CallOwner<'_, T>) -> R,
-    ) -> R {
-        self.links.reserve(2, BUDGET + 2);
-        let now = self.now();
-        let mut owner = self.desk.owner(now, terms);
-        let result = run(&mut self.links, now, &mut owner);
-        while let Some(rank) = owner.desk.claimed.pop() {
-            self.links.restarted(rank, false, now, &mut owner);
-        }
-        for link in std::mem::take(&mut self.desk.touched) {
-            let is_over = self.links.stage(link) == LinkStage::Idle;
-            if let Some(parts) = self.desk.parts.remove(&link) {
-                if is_over {
-                    let problem = parts.problem.unwrap_or_default();
-                    self.desk.outcomes.push_back((parts.peer, CallOutcome::Undone(problem)));
-                } else {
-                    self.desk.parts.insert(link, parts);
-                }
-            }
-        }
-        result
-    }
-
-    fn accept<T: CallTerms>(&mut self, terms: &mut T) {
-        let mut ours = 0;
-        for _ in 0..MOST_AT_ONCE {
-            let mut has_room = |calls: &mut Self| {
-                calls.act(terms, |links, now, owner| links.make_room(CarrierKind::HandOff, now, owner))
-            };
-            if ours == AT_ONCE || !closer::has_room() || !has_room(self) {
-                break;
-            }
-            let Self { listener, desk: CallDesk { shortage, .. }, .. } = self;
-            let (listen, now) = (listening(terms.watch(), listener.as_fd()), Instant::now());
-            let Some(connection) = shortage.next_connection(now, listen, || arrived(listener.accept(now)))
-            else {
-                self.more = false;
-                return;
-            };
-            // A process of another user is not heard. Without room in the set, the time limit ends the caller.
-            if connection.require_same_user().is_ok() {
-                ours += 1;
-                let accepted =
-                    self.act(terms, |links, now, owner| links.accepted(CarrierKind::HandOff, now, owner));
-                let Some(carrier) = accepted else { continue };
-                let _ = terms.watch().attend(connection.as_fd());
-                self.desk.carriers.insert(carrier, HandOffCarrier::accepted(connection));
-            }
-        }
-        self.more = true;
-    }
-
-    /// Reads the next message of a connection, or sees that it has ended; or makes it.
-    fn look_at<T: CallTerms>(&mut self, carrier: CarrierRef, terms: &mut T) {
-        let Some(it) = self.desk.carriers.get_mut(&carrier) else { return };
-        let Some(connection) = it.connection.clone() else { return self.reach(carrier, terms) };
-        // Checked before the packets are read: a dead process sends no further packets.
-        let ended = it.pidfd.as_ref().is_some_and(|fd| Watch::has_ended(fd.as_fd()));
-        let mut bytes = [0; MOST_LINK_BYTES];
-        let len = match connection.recv(&mut bytes, MOST_DESCRIPTORS, Instant::now()) {
-            Ok((len, _)) if HandoffConnection::is_wake(&bytes[..len]) => return,
-            Ok((len, descriptors)) => {
-                it.descriptors = descriptors;
-                len
-            }
-            Err(ShmError::TimedOut { .. }) if !ended => return,
-            Err(ShmError::TimedOut { .. } | ShmError::PeerGone { .. }) => {
-                return self.lose((carrier, ended), terms);
-            }
-            Err(error) if error.is_shortage() => {
-                let link = it.link;
-                self.desk.shortage.record_packet(&error, terms.watch(), connection.as_fd());
-                return self.desk.lack_for(link);
-            }
-            // The kernel refuses it to this process, which is no fault of the peer.
-            Err(error @ ShmError::System { .. }) if it.link.is_some() => {
-                let link = it.link;
-                return self.abandon(link, error.to_string(), terms);
-            }
-            // It is refused like any other packet that is no message.
-            Err(_) => 0,
-        };
-        self.act(terms, |links, now, owner| links.received(carrier, &bytes[..len], now, owner));
-    }
-
-    /// The connection has ended, or its process has.
-    fn lose<T: CallTerms>(&mut self, (carrier, ended): (CarrierRef, bool), terms: &mut T) {
-        let link = self.desk.carriers.get(&carrier).and_then(|it| it.link);
-        match link.filter(|_| ended) {
-            Some(link) => {
-                // If it has left in order, it has announced that before.
-                self.hear_all(terms);
-                self.act(terms, |links, now, owner| links.process_ended(link, now, owner));
-            }
-            None => self.act(terms, |links, now, owner| links.lost(carrier, now, owner)),
-        }
-    }
-
-    /// Connects to the socket of a process.
-    fn reach<T: CallTerms>(&mut self, carrier: CarrierRef, terms: &mut T) {
-        let Some(it) = self.desk.carriers.get_mut(&carrier) else { return };
-        let peer = it.peer;
-        let link = self.links.find(&peer, ENGINE.0, ENGINE.1);
-        let place = match address::decode(&peer) {
-            Ok(place) if it.kind == CarrierKind::HandOff => place,
-            // Other carriers are not reached from here.
-            _ => return self.fail(carrier, DialFault::Nothing, terms),
-        };
-        match HandoffConnection::connect(&address::socket(&place.token), Instant::now()) {
-            Ok(connection) => {
-                if let Err(problem) = address::check(&place, &self.desk.place, &connection) {
-                    return self.abandon(link, problem, terms);
-                }
-                // Without room in the set, the answer is found by the next look.
-                let _ = terms.watch().attend(connection.as_fd());
-                it.connect(connection);
-                self.act(terms, |links, now, owner| links.reached(carrier, now, owner));
-            }
-            Err(ShmError::TimedOut { .. }) => self.fail(carrier, DialFault::Full, terms),
-            Err(ShmError::NotListening { .. }) => {
-                // If it has left in order, it has announced that before.
-                self.hear_all(terms);
-                self.fail(carrier, DialFault::Nothing, terms);
-            }
-            Err(error) if error.is_shortage() => {
-                self.desk.shortage.record(&error);
-                self.desk.lack_for(link);
-                self.fail(carrier, DialFault::Busy, terms);
-            }
-            Err(error) => self.abandon(link, error.to_string(), terms),
-        }
-    }
-
-    fn fail<T: CallTerms>(&mut self, carrier: CarrierRef, fault: DialFault, terms: &mut T) {
-        self.act(terms, |links, now, owner| links.failed(carrier, fault, now, owner));
-    }
-
-    /// Ends a call of this process for a reason that only this process knows.
-    fn abandon<T: CallTerms>(&mut self, link: Option<LinkRef>, problem: String, terms: &mut T) {
-        let Some(link) = link else { return };
-        if let Some(parts) = self.desk.parts.get_mut(&link) {
-            parts.problem = Some(problem);
-        }
-        self.act(terms, |links, now, owner| links.disconnect(link, now, owner));
-    }
-
-    /// Ends the calls of this process that lack something here, if no connection was made for long. Both processes may
-    /// lack something, so that no single call lasts for long.
-    fn end_of_shortage<T: CallTerms>(&mut self, terms: &mut T) {
-        let Some(text) = self.desk.lasting() else { return };
-        let short: Vec<_> =
-            self.desk.parts.iter().filter(|(_, parts)| parts.is_short).map(|it| *it.0).collect();
-        short.into_iter().for_each(|link| self.abandon(Some(link), text.clone(), terms));
-    }
-
     /// Returns the next call whose state has changed, with its peer.
     pub(crate) fn next_outcome(&mut self) -> Option<(PeerAddress, CallOutcome)> {
-        self.desk.outcomes.pop_front()
+        let (peer, mut outcome) = self.desk.outcomes.pop_front()?;
+        if let CallOutcome::Streamed(opened) = &mut outcome
+            && let Some(ticket) = self.links.ticket(opened.link, 0)
+        {
+            let half = |at: usize| ticket[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+            let (caller, called) = (half(0), half(8));
+            opened.tokens = if opened.is_caller { [caller, called] } else { [called, caller] };
+        }
+        Some((peer, outcome))
     }
 
     /// Returns the next report of a shortage of this process, which keeps it from connecting for now.
-    pub(crate) const fn next_shortage(&mut self) -> Option<String> {
-        self.desk.shortage.next_report()
+    pub(crate) fn next_shortage(&mut self) -> Option<String> {
+        let CallDesk { shortage, door, .. } = &mut self.desk;
+        shortage.next_report().or_else(|| door.as_mut()?.shortage_mut().next_report())
     }
 
     /// Returns the number of connections of others that could not be accepted.
-    pub(crate) const fn failed_accepts(&self) -> u64 {
-        self.desk.shortage.failed()
+    pub(crate) fn failed_accepts(&self) -> u64 {
+        let CallDesk { shortage, door, .. } = &self.desk;
+        shortage.failed() + door.as_ref().map_or(0, |door| door.shortage().failed())
     }
 
     /// Returns whether there is a call that [`Calls::give_up_one`] would give up.
@@ -531,18 +378,23 @@ impl Calls {
         let connected = HandoffConnection::connect(&address::socket(&place.token), deadline);
         let Ok(connection) = connected else { return };
         if connection.require_same_user().is_ok() {
-            let departure = self.links.departure(peer);
+            let departure = self.links.departure(peer, CarrierKind::HandOff);
             let _ = connection.send(departure.get(), &[], deadline);
         }
     }
-}
 
-/// Returns the failure of the operations with a peer that has announced its departure.
-pub(crate) const fn failure_of(departure: Departure) -> Failure {
-    match departure {
-        Departure::Died => Failure::Died,
-        Departure::Finished => Failure::Finished,
-        Departure::Dropped => Failure::Dropped,
+    /// As [`Calls::announce_leave`], to processes on other machines, which take calls at these places: until their
+    /// kernels have the messages, at the latest until the deadline.
+    pub(crate) fn announce_leave_across(
+        &mut self,
+        peers: impl Iterator<Item = (PeerAddress, SocketAddr)>,
+        deadline: Instant,
+    ) {
+        let Self { links, desk, .. } = self;
+        if let Some(door) = &desk.door {
+            let departures = peers.map(|(peer, at)| (at, links.departure(&peer, CarrierKind::Stream)));
+            door.depart(departures, deadline);
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::events;
 use crate::os::{HandoffConnection, HandoffListener, ProcessOrigin, ShmError, Watch, limits};
 use crate::transport::hosts::{self, DemandRanks, HostAddress, MemberAddress, OUTSIDE, RemoteRanks};
-use crate::transport::net::{NetPort, RemoteMember};
+use crate::transport::net::{NetPort, RemoteMember, StreamDoor};
 use card::ProcessCard;
 
 /// The time after which a connection is tried again that failed for a shortage of this process.
@@ -91,7 +91,7 @@ pub(super) fn connect(
     let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
     let on_demand = cards.iter().all(|card| card.on_demand);
     let place = world.address(&listener);
-    let remote = find_remote(world, exchange, (&cards, &hosts, on_demand), place, origin, deadline)?;
+    let mut remote = find_remote(world, exchange, (&cards, &hosts, on_demand), place, origin, deadline)?;
     let is_together = hosts::are_together(&hosts);
     let time = match on_demand && (is_together || remote.demand.is_some()) {
         true => ConnectTime::OnDemand,
@@ -101,8 +101,9 @@ pub(super) fn connect(
         limits::require_peers(size - 1)?;
     }
     let ranks = ranks(world, &cards, &remote)?;
-    let place = (listener, at_place(world, place, &remote));
-    let calls = listen(world, ours, place, &ranks, &mut watch)?;
+    let place = at_place(world, place, &remote);
+    let door = remote.demand.as_mut().and_then(|demand| demand.door.take());
+    let calls = listen(world, ours, (listener, door, place), &ranks, &mut watch)?;
     Ok(ShmMeeting { watch, gone: Vec::new(), remote, calls: Some((calls, time)), ranks })
 }
 
@@ -110,12 +111,12 @@ pub(super) fn connect(
 fn listen(
     world: &Arc<ShmWorld>,
     ours: &Arc<OwnSegments>,
-    place: (HandoffListener, LinkAddress),
+    place: (HandoffListener, Option<StreamDoor>, LinkAddress),
     ranks: &[RankProcess],
     watch: &mut Watch,
 ) -> Result<Calls, Error> {
     let ranks: Vec<_> = ranks.iter().map(|rank| (rank.address, rank.incarnation)).collect();
-    Calls::listen_as(Arc::clone(world), Arc::clone(ours), place, &ranks, watch)
+    Calls::listen_as((Arc::clone(world), Arc::clone(ours)), place, &ranks, watch)
 }
 
 /// Returns the place of this process, with that at which it takes calls of other machines if it does.
@@ -274,7 +275,7 @@ fn come_back(
         }
     }
     let mut watch = Watch::new()?;
-    let calls = listen(world, ours, (listener, place), &ranks, &mut watch)?;
+    let calls = listen(world, ours, (listener, None, place), &ranks, &mut watch)?;
     Ok(ShmMeeting { watch, gone, remote, calls: Some((calls, ConnectTime::Restart)), ranks })
 }
 

@@ -8,7 +8,7 @@
 //! machine can have equal boots.
 //!
 //! If all processes permit that ranks connect on demand, the card also has the address by which the process is called
-//! ([`NetCalls`]), and the size of its packets, which would else be compared when two ranks connect. If TCP is the
+//! ([`StreamDoor`]), and the size of its packets, which would else be compared when two ranks connect. If TCP is the
 //! transport of the world, and all cards have such an address, no connection between machines is made at the start.
 //!
 //! A rank that was started again is reached as its first process was: the exchange still has what all published at the
@@ -25,7 +25,7 @@ use nemesia_core::port::PeerId;
 use nemesia_core::port::memory::{Address, MOST_ADDRESS_BYTES};
 use nemesia_core::wire::LAYOUT_VERSION;
 
-use super::net::{NetCalls, NetPort, OpenedPorts, RemoteMember, Transport, WorldMember};
+use super::net::{NetPort, OpenedPorts, RemoteMember, StreamDoor, Transport, WorldMember};
 use crate::bootstrap::Exchange;
 use crate::config::{Config, NetChoice, key_from_hex};
 use crate::error::Error;
@@ -285,9 +285,9 @@ pub(crate) struct DemandRanks {
     pub(crate) addresses: Vec<PeerAddress>,
     /// Whether each rank is on another machine.
     remote: Vec<bool>,
-    /// The calls of this process to and from other machines, not begun yet. `None` if it has no rank there, and no key
-    /// of the job that the exchange does not carry.
-    pub(crate) calls: Option<NetCalls>,
+    /// Where this process takes calls of other machines. `None` if it has no rank there, and no key of the job that the
+    /// exchange does not carry.
+    pub(crate) door: Option<StreamDoor>,
 }
 
 impl RemoteRanks {
@@ -317,7 +317,7 @@ pub(crate) fn meet(
         // Without TCP, or a place to listen, the ranks connect at the start.
         opened.address(Transport::Tcp).ok()?;
         let chosen = interfaces::choose(config.net_address.as_deref(), config.place.family).ok()?;
-        let listener = NetCalls::bind(chosen.address).ok()?;
+        let listener = StreamDoor::bind(chosen.address).ok()?;
         let address = address_at(listener.local_addr().ok()?);
         Some((listener, address))
     });
@@ -457,7 +457,7 @@ fn choose(
     let first = remote.iter().position(|it| *it);
     // With a key that the exchange does not carry, the world reaches others even if all of its ranks are here.
     if first.is_none() && (demand.is_none() || cards.iter().any(|card| card.key.is_some())) {
-        let demand = demand.map(|(_, addresses)| DemandRanks { addresses, remote, calls: None });
+        let demand = demand.map(|(_, addresses)| DemandRanks { addresses, remote, door: None });
         return Ok(RemoteRanks { demand, ..RemoteRanks::default() });
     }
     let reasons = Transport::ALL.map(|transport| refusal(&opened, transport, cards));
@@ -471,9 +471,9 @@ fn choose(
     let (port, demand) = if let Some((listener, addresses)) = demand {
         check_packets(config, &remote, cards)?;
         let channel = opened.address(transport).map_err(problem)?;
-        let calls = NetCalls::new(config, member.key, (listener, channel)).map_err(problem)?;
+        let door = StreamDoor::new(config, member.key, (listener, &channel)).map_err(problem)?;
         let port = opened.into_growing(config, member, origin).map_err(problem)?;
-        (port, Some(DemandRanks { addresses, remote, calls: Some(calls) }))
+        (port, Some(DemandRanks { addresses, remote, door: Some(door) }))
     } else {
         let others = remote.iter().zip(cards);
         let others = others.map(|(is_remote, card)| card.address(transport).filter(|_| *is_remote));

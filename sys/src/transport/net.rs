@@ -1,14 +1,14 @@
 //! The port to ranks on other machines: a channel over TCP or over an RDMA device.
 //!
 //! Of two ranks, the lower one serves and the higher one connects. Connections are made when the world is opened,
-//! within a time limit, or over TCP one by one when they are first needed ([`calls`]). Both ends prove that they know
+//! within a time limit, or over TCP one by one when they are first needed ([`door`]). Both ends prove that they know
 //! the key of the job ([`job_key`](nemesia_core::job_key)), which the exchange or a setting has given them. Afterwards
 //! only processes that were started again connect, and only when this process readmits them.
 
 mod bill;
-mod calls;
 mod choice;
 mod connect;
+mod door;
 mod fabric;
 mod growing;
 mod memory;
@@ -34,11 +34,13 @@ use crate::os::{ProcessOrigin, wait_any};
 use crate::tcp::TcpPort;
 use crate::verbs::VerbsPort;
 pub use bill::{NetBill, NetUsage, TransportBill};
-pub(crate) use calls::{HeardNetCall, NetCallOutcome, NetCalls, UnansweredCall};
 pub(crate) use choice::{NotOpen, device_preference, listen_tcp, open_device, tcp_place};
+pub(crate) use door::{
+    OTHER_DIRECTION, STREAM, StreamDoor, StreamLine, StreamLoss, StreamPeer, refused_connection,
+};
 use fabric::{Fabric as _, FabricChannel};
+pub(crate) use growing::EnteredStream;
 use growing::GrowingPeers;
-pub(crate) use growing::LinkStage;
 pub(crate) use open::{OpenedPorts, Transport, WorldMember};
 use rejoin::NetRejoin;
 pub(crate) use rejoin::{NetAnswer, RemoteMember};
@@ -346,7 +348,7 @@ impl PacketPort for NetPort {
         self.advance_with(now, |event| events.push(event));
         self.widen(&events);
         if self.growing.is_some() {
-            return self.attend_growing(&events);
+            return self.attend_growing();
         }
         self.attend(&events);
     }

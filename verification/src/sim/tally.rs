@@ -145,15 +145,9 @@ pub(crate) enum Event {
     PutNotified,
     StaleAccess,
     FalseReport,
-    /// Peers: a process called; two calls crossed; a call was parked; calls of two ranks of a world crossed; an
-    /// abandoned call was recognised; a call that was given up was made once more; a call was refused at a limit; a
-    /// stranger was refused; a connection ended in order; a slot was used again; a number was.
+    /// Peers: one was called; one was refused at a limit; a stranger was refused; a connection ended in order; a slot
+    /// was used again; a number was.
     PeerCall,
-    PeerCrossing,
-    PeerParked,
-    PeerRanksCross,
-    PeerOutdated,
-    PeerAgain,
     PeerFull,
     PeerStranger,
     PeerLeft,
@@ -232,7 +226,7 @@ pub(crate) enum Event {
 }
 
 /// Every event with its name.
-const EVENTS: [(Event, &str); 165] = [
+const EVENTS: [(Event, &str); 160] = [
     (Event::Eager, "eager"),
     (Event::Immediate, "immediate"),
     (Event::Acknowledged, "acknowledged"),
@@ -333,11 +327,6 @@ const EVENTS: [(Event, &str); 165] = [
     (Event::StaleAccess, "too late"),
     (Event::FalseReport, "false reports"),
     (Event::PeerCall, "peers: calls"),
-    (Event::PeerCrossing, "crossing"),
-    (Event::PeerParked, "parked"),
-    (Event::PeerRanksCross, "of ranks"),
-    (Event::PeerOutdated, "outdated"),
-    (Event::PeerAgain, "called again"),
     (Event::PeerFull, "at a limit"),
     (Event::PeerStranger, "strangers refused"),
     (Event::PeerLeft, "disconnected"),

@@ -61,9 +61,10 @@ impl<S: LinkStorage> Links<S> {
             let refusal = refused(RefusalCode::Challenge, true, "the challenge is too old");
             return self.refuse_stranger(carrier, &header, &refusal, owner);
         };
-        let peer = PeerAddress::from_bytes(self.key.mask(Some(&challenge), call.nonce, &call.address.0));
+        let key = self.own_key(self.kind_of(carrier));
+        let peer = PeerAddress::from_bytes(key.mask(Some(&challenge), call.nonce, &call.address.0));
         let from = carrier.map(|carrier| self.carrier(carrier));
-        let is_proved = self.key.accepts_call(&challenge, &self.own, message, &call.proof);
+        let is_proved = key.accepts_call(&challenge, &self.own, message, &call.proof);
         if !is_proved || !(owner.is_from(from, &peer) || fault!(TrustClaim)) || peer == self.own {
             let words = "the call does not prove the address that it claims, or comes from elsewhere";
             return self.refuse_stranger(carrier, &header, &refused(RefusalCode::Proof, false, words), owner);
@@ -301,14 +302,17 @@ impl<S: LinkStorage> Links<S> {
         };
         match stage {
             LinkStage::Idle => self.decide(index, carrier, now, owner),
-            LinkStage::Calling | LinkStage::Proving if !self.own_counts(index) => {
+            // The peer has not heard the own call, and perhaps never will: only one direction may be open.
+            LinkStage::Calling => {
                 self.drop_carrier(index, owner);
-                if stage == LinkStage::Proving {
-                    self.unmake(index, owner);
-                }
                 self.decide(index, carrier, now, owner);
             }
-            LinkStage::Calling | LinkStage::Proving | LinkStage::Confirmed => self.wait(index, carrier),
+            LinkStage::Proving if !self.own_counts(index) => {
+                self.drop_carrier(index, owner);
+                self.unmake(index, owner);
+                self.decide(index, carrier, now, owner);
+            }
+            LinkStage::Proving | LinkStage::Confirmed => self.wait(index, carrier),
             LinkStage::Held => {
                 self.drop_carrier(index, owner);
                 let slot = self.links.get_mut(index);
@@ -397,6 +401,11 @@ impl<S: LinkStorage> Links<S> {
         owner.send(self.carrier(carrier), hold.get());
     }
 
+    /// Returns the kind of a carrier; `None` is that of the datagram which is handled.
+    pub(super) fn kind_of(&self, carrier: Option<u32>) -> CarrierKind {
+        carrier.map_or(CarrierKind::Datagram, |carrier| self.carriers.get(carrier).kind)
+    }
+
     fn drop_source<O: LinkOwner>(&mut self, carrier: Option<u32>, owner: &mut O) {
         if let Some(carrier) = carrier {
             self.close_carrier(carrier, owner);
@@ -445,12 +454,13 @@ impl<S: LinkStorage> Links<S> {
             proof: Proof::default(),
         };
         let mut message = self.encode(index, LinkBody::Answer(answer));
-        let proof = self.key.answer_proof(&call.proof, message.get());
+        let key = *self.own_key(self.carriers.get(carrier).kind);
+        let proof = key.answer_proof(&call.proof, message.get());
         message.seal(&proof);
         let limit = if self.has_datagrams(index) { now + self.limits.patience } else { Duration::MAX };
         self.enter(index, LinkStage::Answered, (now, limit));
         let slot = self.links.get_mut(index);
-        (slot.sent, slot.session) = (message, self.key.session(&call.proof, &proof));
+        (slot.sent, slot.session) = (message, key.session(&call.proof, &proof));
         if !self.send(index, &message, owner) {
             self.fall_back(index, now, owner);
         }

@@ -11,7 +11,7 @@ use super::terms::{
 };
 use crate::link::address::LinkAddress;
 use crate::link::offers::OfferList;
-use crate::link::proof::{LinkKey, NO_CHALLENGE};
+use crate::link::proof::NO_CHALLENGE;
 use crate::link::wire::{
     LinkAnswer, LinkBody, LinkCall, LinkConfirm, LinkRefuse, LinkService, LinkText, MOST_CONFIRM_TEXT,
     MaskedAddress, RefusalCode,
@@ -123,20 +123,14 @@ impl<S: LinkStorage> Links<S> {
         if matches!(self.links.get(index).stage, LinkStage::Proving | LinkStage::Confirmed) {
             self.unmake(index, owner);
         }
-        if let Some(carrier) = self.take_waiting_of_failed(index) {
+        if !fault!(ForgetParked)
+            && let Some(carrier) = self.take_waiting(index)
+        {
             return self.decide(index, carrier, now, owner);
         }
         let limit = self.links.get(index).limit;
         self.enter(index, LinkStage::Calling, (now, limit));
         self.again_later(index, now);
-    }
-
-    /// Takes the call that is parked, since the own call has failed.
-    fn take_waiting_of_failed(&mut self, index: u32) -> Option<u32> {
-        if fault!(ForgetParked) {
-            return None;
-        }
-        self.take_waiting(index)
     }
 
     /// The dialled carrier reaches its other end. Over hand-off, the owner has compared the kernel's user and process
@@ -172,10 +166,7 @@ impl<S: LinkStorage> Links<S> {
             self.links.get_mut(index).route = kind;
             return self.attempt(index, now, owner);
         }
-        match self.take_waiting_of_failed(index) {
-            Some(carrier) => self.decide(index, carrier, now, owner),
-            None => self.end(index, (LinkEnding::Died, ""), now, owner),
-        }
+        self.end(index, (LinkEnding::Died, ""), now, owner);
     }
 
     /// Sends the call.
@@ -197,7 +188,7 @@ impl<S: LinkStorage> Links<S> {
             let slot = self.links.get(index);
             (slot.service, slot.instance, slot.peer)
         };
-        let key = LinkKey::of(&peer, self.process.job.as_ref());
+        let key = self.key_of(&peer, kind);
         let nonce = self.nonces.draw();
         // A process of another world has another process of this rank.
         let is_rank = self.links.get(index).rank != NONE || fault!(ClaimEverywhere);
@@ -260,7 +251,7 @@ impl<S: LinkStorage> Links<S> {
         owner: &mut O,
     ) {
         let (peer, proof) = (self.links.get(index).peer, self.links.get(index).proof);
-        let key = LinkKey::of(&peer, self.process.job.as_ref());
+        let key = self.key_of(&peer, self.links.get(index).route);
         if !key.accepts_answer(&proof, message, &answer.proof) {
             let words = "the answer is not by the process with the address that was called";
             return self.refuse_answer(index, &refused(RefusalCode::Proof, false, words), now, owner);

@@ -8,7 +8,6 @@ use super::slots::{CarrierRole, LinkStorage};
 use super::table::Links;
 use super::terms::{CarrierKind, CarrierRef, LinkEnding, LinkOwner, LinkRef, LinkStage};
 use crate::link::bytes::LinkBytes;
-use crate::link::proof::LinkKey;
 use crate::link::wire::{
     LeaveManner, LinkBody, LinkDeparture, LinkHeader, LinkMessage, LinkService, MaskedAddress,
 };
@@ -191,9 +190,10 @@ impl<S: LinkStorage> Links<S> {
         true
     }
 
-    /// Returns the departure of this process for a process that it has never met, to be sent over a new carrier.
-    pub fn departure(&mut self, peer: &PeerAddress) -> LinkBytes {
-        let key = LinkKey::of(peer, self.process.job.as_ref());
+    /// Returns the departure of this process for a process that it has never met, to be sent over a new carrier of this
+    /// kind.
+    pub fn departure(&mut self, peer: &PeerAddress, kind: CarrierKind) -> LinkBytes {
+        let key = self.key_of(peer, kind);
         let nonce = self.nonces.draw();
         let address = MaskedAddress(key.mask(None, nonce, self.own.bytes()));
         let header =

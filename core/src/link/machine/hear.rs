@@ -325,9 +325,10 @@ impl<S: LinkStorage> Links<S> {
         now: Duration,
         owner: &mut O,
     ) {
-        let peer = PeerAddress::from_bytes(self.key.mask(None, departure.nonce, &departure.address.0));
+        let key = self.own_key(self.kind_of(carrier));
+        let peer = PeerAddress::from_bytes(key.mask(None, departure.nonce, &departure.address.0));
         let from = carrier.map(|carrier| self.carrier(carrier));
-        let is_proved = self.key.accepts_departure(departure.nonce, bytes, &departure.proof);
+        let is_proved = key.accepts_departure(departure.nonce, bytes, &departure.proof);
         if !is_proved || !owner.is_from(from, &peer) || fault!(ForgetDeparture) {
             return;
         }

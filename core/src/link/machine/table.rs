@@ -29,7 +29,7 @@ const PLACE_BITS: u32 = 24;
 pub struct LinkProcess {
     /// Its address.
     pub address: LinkAddress,
-    /// The key of its job, if it has one.
+    /// The key of its job, if it has one. It counts between machines.
     pub job: Option<JobKey>,
     /// Its rank in the world, if it has one.
     pub rank: Option<u32>,
@@ -51,7 +51,8 @@ impl LinkProcess {
 pub struct Links<S: LinkStorage> {
     pub(super) process: LinkProcess,
     pub(super) own: PeerAddress,
-    pub(super) key: LinkKey,
+    /// The own key inside a machine, where the kernel's word is the proof, and between machines.
+    keys: [LinkKey; 2],
     pub(super) limits: LinkLimits,
     pub(super) links: Slab<LinkSlot, S::Links>,
     buckets: S::Buckets,
@@ -90,7 +91,7 @@ impl<S: LinkStorage> Links<S> {
         let seed = first.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         Self {
             own: process.address.encode(),
-            key: LinkKey::new(&process.address.token, process.job.as_ref()),
+            keys: [None, process.job.as_ref()].map(|job| LinkKey::new(&process.address.token, job)),
             process,
             limits,
             links: Slab::new(links),
@@ -120,6 +121,18 @@ impl<S: LinkStorage> Links<S> {
     {
         self.links.make_free(links);
         self.carriers.make_free(carriers);
+    }
+
+    /// Returns the own key for messages over this kind of carrier.
+    pub(super) const fn own_key(&self, kind: CarrierKind) -> &LinkKey {
+        &self.keys[!matches!(kind, CarrierKind::HandOff) as usize]
+    }
+
+    /// Returns the key of another process for messages over this kind of carrier. The key of the job is in it only
+    /// between machines: two processes of one machine need not have the same.
+    pub(super) fn key_of(&self, peer: &PeerAddress, kind: CarrierKind) -> LinkKey {
+        let is_inside = kind == CarrierKind::HandOff;
+        LinkKey::of(peer, self.process.job.as_ref().filter(|_| !is_inside))
     }
 
     /// Returns the limits of time and number.

@@ -25,7 +25,7 @@ fn pairs(count: u8) -> LinkOffer {
 }
 
 fn stream() -> LinkOffer {
-    LinkOffer::Stream(StreamOffer { version: 4, streams: 2, receives: 256 })
+    LinkOffer::Stream(StreamOffer { version: 4, streams: 2, receives: 256, port: 7000, token: 11 })
 }
 
 fn interface(is_call: bool) -> LinkOffer {
@@ -149,8 +149,8 @@ fn sizes_are_those_of_the_page() {
     let longest = list(&[interface(true), pairs(1), stream()]);
     assert_eq!(bytes_of(call(list(&[]).get(true))), 144);
     assert_eq!(bytes_of(call(list(&[segments()]).get(true))), 248);
-    assert_eq!(bytes_of(call(engine.get(true))), 192);
-    assert_eq!(bytes_of(call(streams.get(true))), 208);
+    assert_eq!(bytes_of(call(engine.get(true))), 200);
+    assert_eq!(bytes_of(call(streams.get(true))), 216);
     assert_eq!(bytes_of(call(list(&[pipe(), pairs(1)]).get(true))), 216);
     assert_eq!(bytes_of(call(longest.get(true))), MOST_LINK_BYTES);
     assert_eq!(longest.get(true).bytes().len(), MOST_OFFER_BYTES);
@@ -179,10 +179,10 @@ fn bytes_are_golden() {
     let address: String = (0..64).map(|at| std::format!("{at:02x}")).collect();
     let fixed = "0700000000010000 0200000000000000 03000000 00200000 05000000";
     let nonce = "feffffffffffffff";
-    let offers = "02040200 00010000";
+    let offers = "02040200 0001 581b 0b00000000000000";
     let proof = "ee".repeat(16);
     let bytes = std::format!("{fixed} 01 efcdab {nonce} {address} {offers} {proof}");
-    golden(call(list(&[stream()]).get(true)), &with("4c4e 01 03 9800 01 00", &bytes));
+    golden(call(list(&[stream()]).get(true)), &with("4c4e 01 03 a000 01 00", &bytes));
     let fixed = "0900000000000000 0100000000000000 04000000 00100000 4d00000000000000 02000000 01000000";
     let pair = "03010510 4000 0300 fefefefefefefefefefefefefefefefe 64000000 f0ffff00";
     let bytes = std::format!("{fixed} {pair} {}", "dd".repeat(16));
@@ -241,11 +241,11 @@ fn faults_name_what_is_wrong() {
     let twice = [list(&[stream()]).get(true).bytes(); 2].concat();
     let fault = |bytes: &[u8], count| LinkOffers::new(bytes, count, true).unwrap_err();
     assert_eq!(fault(&twice, 2), OfferFault::Twice(2));
-    assert_eq!(fault(&twice[..8], 2), OfferFault::Count { said: 2, found: 1 });
+    assert_eq!(fault(&twice[..16], 2), OfferFault::Count { said: 2, found: 1 });
     assert_eq!(fault(&twice[..7], 1), OfferFault::Short(2));
     assert_eq!(fault(&[9; 8], 1), OfferFault::Code(9));
     assert_eq!(fault(&[3, 5, 0, 0], 1), OfferFault::Field(3));
-    assert_eq!(fault(&[2, 1, 1, 1, 0, 0, 0, 0], 1), OfferFault::Field(2));
+    assert_eq!(fault(&[2, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 1), OfferFault::Field(2));
 }
 
 #[test]

@@ -4,9 +4,12 @@
 use core::borrow::Borrow as _;
 
 use super::call::Acquaintance;
-use super::{BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage};
+use super::connect::JoinError;
+use super::peer::{ChannelStage, Rail};
+use super::{BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage, OWN};
+use crate::flow::posted::LEAST;
 use crate::port::PeerId;
-use crate::port::memory::MemoryPort;
+use crate::port::memory::{ConnectError, Connection, MemoryPort};
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     /// From now on, connects only with peers that the caller has introduced ([`Channel::expect`]).
@@ -50,6 +53,46 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             it.token = known.token;
         }
         true
+    }
+
+    /// Makes the first connection with an introduced peer of one that both ends have agreed upon by other means, which
+    /// `connect` gives to the port, and which is ready at once. `receives` is the number of receives that the peer has
+    /// posted or posts before it reads, at least [`LEAST`]; this process posts [`LEAST`]. `is_caller`: this process
+    /// requests further connections with the peer, not the peer.
+    ///
+    /// # Errors
+    /// See [`JoinError`]; nothing is changed. Without buffers, the same may succeed later.
+    pub fn adopt(
+        &mut self,
+        peer: PeerId,
+        (receives, is_caller): (u32, bool),
+        connect: impl FnOnce(&mut M) -> Result<Connection, ConnectError>,
+    ) -> Result<(), JoinError> {
+        let expected = self.peer(peer).and_then(|it| it.expected).map(|known| known.expected);
+        self.admit(peer, 0)?;
+        let connection = match connect(&mut self.port) {
+            Ok(connection) => connection,
+            Err(error) => {
+                self.buffers.pool_mut().unreserve(OWN);
+                self.connections -= 1;
+                return Err(error.into());
+            }
+        };
+        let mut new = Rail::new(connection, LEAST, None);
+        new.active = is_caller;
+        // The offer of the peer was checked.
+        let _ = new.credits.open(receives);
+        if let Some(it) = self.peer(peer) {
+            it.show_token(expected);
+        }
+        self.install(peer, 0, new)?;
+        let first = self.facts().active_speaks_first;
+        if let Some(it) = self.peer(peer).and_then(|it| it.rail(0)) {
+            it.stage = ChannelStage::Ready;
+            it.hello = is_caller && first;
+        }
+        self.settle(peer, 0);
+        Ok(())
     }
 
     /// Returns whether the number can be given to another peer: no connection is left, not even a partly closed one.

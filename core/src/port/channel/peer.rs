@@ -323,6 +323,13 @@ impl<W: BorrowMut<[Option<u32>]>> ChannelPeer<W> {
         }
     }
 
+    /// Records the token that the process presents on its further connections.
+    pub(super) const fn show_token(&mut self, token: Option<u64>) {
+        if self.shown.is_none() {
+            self.shown = token;
+        }
+    }
+
     /// Returns what the process that holds the rank has said.
     pub(super) const fn introduction(&self) -> Option<Introduction> {
         self.introduction

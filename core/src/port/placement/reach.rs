@@ -3,9 +3,10 @@
 
 use core::borrow::{Borrow as _, BorrowMut as _};
 
-use super::drive::StreamOwner;
-use super::stream::{ByteStream, StreamTransport};
+use super::drive::{StreamOwner, make_ready};
+use super::stream::{ByteStream, Interest, StreamTransport};
 use super::{PlacementPort, PlacementStorage};
+use crate::port::memory::{ConnectError, Connection, ConnectionState};
 
 impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
     /// Returns a stream by its owner; `None` if there is none any more.
@@ -39,5 +40,28 @@ impl<T: StreamTransport, P: PlacementStorage> PlacementPort<T, P> {
                 self.move_on(at, true);
             }
         }
+    }
+
+    /// Makes a connection of a stream whose two ends know each other already, and have agreed that it is one. It is
+    /// ready at once, without an event. What comes next from the stream is the first frame of the peer.
+    ///
+    /// # Errors
+    /// [`ConnectError::Full`] with the stream, which may be adopted later.
+    pub fn adopt(&mut self, stream: T::Stream) -> Result<Connection, (ConnectError, T::Stream)> {
+        let connection = match self.new_link(ConnectionState::Connecting) {
+            Ok(connection) => connection,
+            Err(error) => return Err((error, stream)),
+        };
+        if let Some(link) = self.link_mut(connection) {
+            link.stream = Some(stream);
+            make_ready(link);
+        }
+        self.watch(connection.index, Interest { new: true, writable: false });
+        Ok(connection)
+    }
+
+    /// Returns the stream of a connection.
+    pub fn stream(&self, connection: Connection) -> Option<&T::Stream> {
+        self.link(connection)?.stream.as_ref()
     }
 }

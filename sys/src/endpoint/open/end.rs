@@ -41,7 +41,7 @@ impl Drop for Endpoint {
         // Without a table of peers there is nothing to announce.
         let _ = self.with_peers(|peers, endpoint| {
             peers.send_goodbyes(endpoint.finished, &endpoint.waiter.watch);
-            peers.announce_leave(endpoint.finished, Instant::now() + LAST_WORDS, endpoint);
+            peers.announce_leave(Instant::now() + LAST_WORDS, endpoint);
             Ok(())
         });
         self.waiter.say_goodbye(self.finished);

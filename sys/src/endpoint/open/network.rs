@@ -8,7 +8,7 @@ use crate::config::{Config, NetChoice};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::{ProcessOrigin, Watch, interfaces};
-use crate::transport::net::{NetCalls, NetPort, NotOpen};
+use crate::transport::net::{NetPort, NotOpen, StreamDoor};
 
 const ALONE: &str = "endpoints that open alone, and worlds of one rank,";
 
@@ -44,11 +44,12 @@ pub(super) fn open(
 }
 
 /// Begins to listen for calls of other machines, if the endpoint has a port to them.
-pub(super) fn listen(endpoint: &mut Endpoint) -> Result<Option<NetCalls>, Error> {
+pub(super) fn listen(endpoint: &Endpoint) -> Result<Option<StreamDoor>, Error> {
     let Some(net) = endpoint.net() else { return Ok(None) };
     let (Some(key), Some(channel)) = (net.job_key(), net.address()) else { return Ok(None) };
     let config = &endpoint.config;
     let chosen = interfaces::choose(config.net_address.as_deref(), config.place.family);
-    let listening = chosen.and_then(|it| NetCalls::listen(config, key, (it.address, channel)));
+    let listener = chosen.and_then(|it| StreamDoor::bind(it.address));
+    let listening = listener.and_then(|listener| StreamDoor::new(config, key, (listener, &channel)));
     listening.map(Some).map_err(|problem| Error::Transport { transport: "tcp", problem })
 }

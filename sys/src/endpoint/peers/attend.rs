@@ -1,13 +1,14 @@
 //! Progress of calls: ours, and those of others.
 
 use nemesia_core::engine::Failure;
-use nemesia_core::peers::{PeerAddress, PeerEnd, PeerRef, PeerStage, Speaking};
+use nemesia_core::peers::{PeerEnd, PeerRef, PeerStage, Speaking};
 
 use super::end_of;
 use super::table::PeerTable;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::shm::{Calls, JoiningProcess};
+use crate::transport::net::NetPort;
 
 /// The warnings that are kept: a hostile caller could cause any number.
 const MOST_WARNINGS: usize = 256;
@@ -17,11 +18,10 @@ impl Endpoint {
     #[inline(always)]
     pub(in crate::endpoint) fn is_calling(&self) -> bool {
         self.peers.as_ref().is_some_and(|peers| {
-            let is_busy_across = || peers.across.as_ref().is_some_and(|across| across.is_busy());
             peers.calls().is_some_and(Calls::is_busy)
                 || self.engine.has_wanted()
                 || !peers.parting.is_empty()
-                || is_busy_across()
+                || self.net().is_some_and(NetPort::is_entering)
         })
     }
 
@@ -58,7 +58,6 @@ impl PeerTable {
     /// Returns the number of callers that could not be accepted.
     pub(in crate::endpoint) fn failed_accepts(&self) -> u64 {
         self.calls().map_or(0, Calls::failed_accepts)
-            + self.across.as_ref().map_or(0, |across| across.failed_accepts())
     }
 
     fn attend(&mut self, endpoint: &mut Endpoint) -> bool {
@@ -66,8 +65,7 @@ impl PeerTable {
         self.free_numbers(endpoint);
         let mut changed = self.part_later(endpoint);
         changed |= self.call_wanted(endpoint);
-        changed |= self.attend_here(endpoint);
-        changed | self.attend_across(endpoint)
+        changed | self.attend_all(endpoint)
     }
 
     /// As [`Endpoint::blame`], for a peer whose connection is under way.
@@ -90,7 +88,7 @@ impl PeerTable {
     /// Calls a rank of the world, unless a call is under way.
     pub(super) fn call_rank(&mut self, rank: u32, endpoint: &mut Endpoint) {
         let begun = match self.peer_of_rank(rank).map(|peer| (peer, self.speak(peer))) {
-            Some((peer, Ok(Speaking::Call(rank, call)))) => self.call(peer, (rank, call), endpoint),
+            Some((peer, Ok(Speaking::Call(rank)))) => self.call(peer, rank, endpoint),
             Some((_, Ok(_))) => Ok(()),
             Some((_, Err(error))) => Err(error),
             None => Err(Error::NoWorld),
@@ -111,27 +109,6 @@ impl PeerTable {
         if let Some(number) = self.table.ended(peer, PeerEnd::Lost) {
             self.call_rank(self.rank(number), endpoint);
         }
-    }
-
-    /// Records that a rank has left with which there was no connection.
-    pub(super) fn note_leave(
-        &mut self,
-        address: &PeerAddress,
-        failure: Failure,
-        endpoint: &mut Endpoint,
-    ) -> bool {
-        // Others announce nothing.
-        let is_rank = |peer: &PeerRef| self.is_rank(*peer);
-        let Some(peer) = self.table.peer_by(address).filter(is_rank) else { return false };
-        match self.table.stage(peer) {
-            Ok(PeerStage::Apart) => endpoint.engine.fail(self.rank(peer.index()), failure),
-            Ok(PeerStage::Calling(_) | PeerStage::Answering(_)) => {
-                self.end(peer, end_of(failure), failure, endpoint);
-            }
-            // The end of a connection is seen as any other is: its last messages come first.
-            _ => return false,
-        }
-        true
     }
 
     /// Records the end of a peer's connection, if the engine has reported it as failed, and the peer writes no more.

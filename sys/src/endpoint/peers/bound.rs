@@ -65,7 +65,7 @@ impl PeerTable {
             speaking => speaking,
         };
         match speaking? {
-            Speaking::Call(rank, call) => self.call(peer, (rank, call), endpoint),
+            Speaking::Call(rank) => self.call(peer, rank, endpoint),
             Speaking::Ready(_) | Speaking::Wait(_) => Ok(()),
         }
     }
@@ -122,16 +122,7 @@ impl PeerTable {
     }
 
     /// Returns the reason for which calls of this process are refused, if they are. `across`: from another machine.
-    pub(super) fn refusal_of(&self, caller: &PeerAddress, across: bool) -> Option<&'static str> {
-        if let Some(rank) = self.table.peer_by(caller).filter(|peer| self.is_rank(*peer)) {
-            if self.is_remote_rank(rank) != across {
-                return Some("this rank is not reached so: its address was claimed by another process");
-            }
-            if let (true, Ok(PeerStage::Ended(_))) = (across, self.table.stage(rank)) {
-                // It would call again and again.
-                return Some("the connection with this rank has ended");
-            }
-        }
+    pub(super) fn refusal_of(&self, caller: &PeerAddress) -> Option<&'static str> {
         self.parted.contains(caller).then_some("this process has ended a collective call without the caller")
     }
 }

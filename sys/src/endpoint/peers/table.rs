@@ -20,7 +20,6 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::{Watch, random};
 use crate::shm::{self, Calls, RankProcess};
-use crate::transport::net::NetCalls;
 
 /// The places for peers that are made at a time, at least.
 const PLACES: usize = 64;
@@ -68,10 +67,8 @@ pub(super) struct PartingPeer {
 #[derive(Debug)]
 pub(in crate::endpoint) struct PeerTable {
     pub(super) table: Table,
-    /// Calls to and from processes of this machine; `None` while they make progress.
+    /// Calls to and from other processes; `None` while they make progress.
     pub(super) calls: Option<Box<Calls>>,
-    /// Calls to and from other machines, if this process takes part in the network.
-    pub(super) across: Option<Box<NetCalls>>,
     /// The engine's number of this process itself, which the table does not have.
     own: u32,
     /// The ranks of the world; 0 if the endpoint was opened alone. The other ranks are the first peers of the table:
@@ -103,18 +100,13 @@ pub(in crate::endpoint) struct PeerTable {
 
 impl PeerTable {
     /// Returns the table of an endpoint that was opened alone.
-    pub(in crate::endpoint) fn alone(
-        calls: Calls,
-        across: Option<NetCalls>,
-        config: &Config,
-    ) -> Result<Self, Error> {
+    pub(in crate::endpoint) fn alone(calls: Calls, config: &Config) -> Result<Self, Error> {
         let limits = PeerLimits { connections: config.connections, strangers: config.strangers, pinned: 0 };
         let lent = (Vec::new(), vec![List::new(); BUCKETS], vec![0; config.connections as usize]);
         let table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
         Ok(Self {
             table,
             calls: Some(Box::new(calls)),
-            across: across.map(Box::new),
             own: 0,
             ranks: 0,
             remote: Vec::new(),
@@ -131,10 +123,10 @@ impl PeerTable {
         })
     }
 
-    /// Returns the table of rank `own` of a world, whose ranks these are; none if it is the only one. `across` are its
-    /// calls to and from other machines. No rank is connected yet.
+    /// Returns the table of rank `own` of a world, whose ranks these are; none if it is the only one. No rank is
+    /// connected yet.
     pub(in crate::endpoint) fn of_world(
-        (calls, mut across): (Calls, Option<NetCalls>),
+        calls: Calls,
         own: u32,
         ranks: &[RankProcess],
         config: &Config,
@@ -145,10 +137,6 @@ impl PeerTable {
         let slots = std::iter::repeat_with(Slot::default).take(others).collect();
         let lent = (slots, vec![List::new(); others.clamp(1, BUCKETS)], vec![0; others]);
         let mut table = Peers::new(*calls.own(), limits, lent, u64::from_le_bytes(random()?));
-        table.order_by_rank(own, others as u32);
-        if let Some(across) = &mut across {
-            across.wait_for_ranks(others as u32);
-        }
         let (below, above) = ranks.split_at(ranks.len().min(own as usize));
         let remote = below.iter().chain(above.iter().skip(1)).map(|rank| rank.is_remote).collect();
         for (rank, process) in ranks.iter().enumerate().filter(|(rank, _)| *rank != own as usize) {
@@ -162,7 +150,6 @@ impl PeerTable {
         Ok(Self {
             table,
             calls: Some(Box::new(calls)),
-            across: across.map(Box::new),
             own,
             ranks: others as u32 + 1,
             remote,
@@ -276,19 +263,11 @@ impl PeerTable {
         if let Some(calls) = &mut self.calls {
             calls.send_goodbyes(finished, watch);
         }
-        if let Some(across) = &mut self.across {
-            across.send_goodbyes(finished);
-        }
     }
 
     /// Announces to the ranks with which there is no connection that this process leaves. Until the deadline this waits
     /// for room in their queues of connections, and for the kernels of other machines.
-    pub(in crate::endpoint) fn announce_leave(
-        &mut self,
-        finished: bool,
-        deadline: Instant,
-        endpoint: &Endpoint,
-    ) {
+    pub(in crate::endpoint) fn announce_leave(&mut self, deadline: Instant, endpoint: &Endpoint) {
         for rank in (0..endpoint.engine.size()).filter(|rank| endpoint.engine.is_unmet(*rank)) {
             let Some(peer) = self.peer_of_rank(rank).filter(|peer| !self.is_remote_rank(*peer)) else {
                 continue;
@@ -298,9 +277,10 @@ impl PeerTable {
                 calls.announce_leave(&address, deadline);
             }
         }
-        if let Some(across) = &self.across {
-            across.announce_leave(self.unconnected_across(endpoint), finished, deadline);
-        }
+        self.with_calls(|peers, calls| {
+            let unconnected: Vec<_> = peers.unconnected_across(endpoint).collect();
+            calls.announce_leave_across(unconnected.into_iter(), deadline);
+        });
     }
 
     /// Returns the ranks on other machines that may not know whether this process lives: those that were not met, and
@@ -356,22 +336,19 @@ impl PeerTable {
         Ok(match self.table.speak(peer)? {
             Speaking::Ready(number) => Speaking::Ready(self.rank(number)),
             Speaking::Wait(number) => Speaking::Wait(self.rank(number)),
-            Speaking::Call(number, call) => Speaking::Call(self.rank(number), call),
+            Speaking::Call(number) => Speaking::Call(self.rank(number)),
         })
     }
 
     /// Takes the memory of a connection that begins, and calls the peer. `rank` is a number of the engine.
-    pub(super) fn call(
-        &mut self,
-        peer: PeerRef,
-        (rank, call): (u32, u64),
-        endpoint: &mut Endpoint,
-    ) -> Result<(), Error> {
+    pub(super) fn call(&mut self, peer: PeerRef, rank: u32, endpoint: &mut Endpoint) -> Result<(), Error> {
         let address = *self.table.address_of(peer)?;
         let begun = self.begin(peer, rank, endpoint);
-        let called = begun.and_then(|()| match self.place_across(peer, &address) {
-            Some(remote) => self.call_across((peer, address, remote), (rank, call), endpoint),
-            None => self.call_here(peer, &address, rank, endpoint),
+        let called = begun.and_then(|()| {
+            if self.place_across(peer, &address).is_some() {
+                endpoint.route_across(rank);
+            }
+            self.speak_to(peer, &address, rank, endpoint)
         });
         called.inspect_err(|_| {
             // The peer is as before: it can be spoken to when there is memory.
@@ -426,9 +403,6 @@ impl PeerTable {
     pub(super) fn abandon(&mut self, peer: PeerRef, endpoint: &Endpoint) {
         if let (Some(calls), Ok(address)) = (&mut self.calls, self.table.address_of(peer)) {
             calls.end(address, &endpoint.waiter.watch);
-        }
-        if let Some(across) = &mut self.across {
-            across.abandon(peer, &endpoint.waiter.watch);
         }
     }
 
@@ -490,9 +464,6 @@ impl PeerTable {
             self.parting.retain(|parting| parting.peer != peer);
             self.parting.push(PartingPeer { peer, is_released });
             return false;
-        }
-        if let Some(across) = &mut self.across {
-            across.send_goodbye_to(peer);
         }
         if let Ok(PeerStage::Connected(number)) = stage {
             endpoint.waiter.watch.send_goodbye_to(self.rank(number) as usize);

@@ -2,8 +2,7 @@
 //! connection; two other ranks exchange messages meanwhile.
 
 use std::io::{ErrorKind, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
-use std::os::fd::{FromRawFd as _, RawFd};
+use std::net::{Shutdown, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,8 +12,6 @@ use nemesia_core::wire::placement::Frame;
 use super::meeting::TestMeeting;
 use crate::{Config, Endpoint, Error, Failure, NetChoice, Source, Tag};
 
-/// The address of these ranks, which no other test of this process uses.
-const HOST: Ipv4Addr = Ipv4Addr::new(127, 0, 77, 7);
 const EVER: Duration = Duration::from_secs(60);
 /// The bytes of the messages of the two honest ranks.
 const LENS: [usize; 5] = [0, 8, 3000, 70_000, 700_000];
@@ -65,31 +62,6 @@ fn attacks() -> Vec<(&'static str, Vec<u8>, bool)> {
     ]
 }
 
-/// Returns the sockets of these ranks at the ends that have requested the connections: each is a duplicate.
-fn connected() -> Vec<(SocketAddr, TcpStream)> {
-    let fds = std::fs::read_dir("/proc/self/fd").unwrap();
-    let fds = fds.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let is_here = |address: &SocketAddr| address.ip() == IpAddr::V4(HOST);
-    fds.filter_map(|fd: RawFd| {
-        // SAFETY: takes no memory. Another thread may close the descriptor meanwhile: then this fails.
-        let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
-        // SAFETY: the descriptor is new and has no other owner.
-        let stream = (copy >= 0).then(|| unsafe { TcpStream::from_raw_fd(copy) })?;
-        let peer = stream.peer_addr().ok().filter(is_here)?;
-        (!is_here(&stream.local_addr().ok()?)).then_some((peer, stream))
-    })
-    .collect()
-}
-
-/// Returns the connection of rank 2 with rank 1: the higher rank requests, so two connections lead to rank 0, and one
-/// to rank 1.
-fn only_one_to_its_peer() -> Option<TcpStream> {
-    let all = connected();
-    let to = |peer| all.iter().filter(move |it| it.0 == peer).count();
-    let at = all.iter().position(|(peer, _)| to(*peer) == 1).filter(|_| all.len() == 3)?;
-    all.into_iter().nth(at).map(|(_, stream)| stream)
-}
-
 /// Exchanges messages of all sizes with a rank.
 fn converse(endpoint: &mut Endpoint, other: usize, rounds: u64) {
     for round in 0..rounds {
@@ -121,15 +93,9 @@ fn failure(endpoint: &mut Endpoint, hostile: usize) -> (Failure, String) {
 
 fn attack(endpoint: &mut Endpoint, (bytes, ends): (&[u8], bool)) {
     let begun = Instant::now();
-    let mut stream = loop {
-        if let Some(stream) = only_one_to_its_peer() {
-            break stream;
-        }
-        // The first requests were challenged, and their sockets may not be closed yet.
-        assert!(begun.elapsed() < EVER, "not the three connections that were expected: {:?}", connected());
-        endpoint.progress();
-    };
-    let victim = stream.peer_addr().unwrap();
+    let mut stream = endpoint.net().and_then(|net| net.duplicate(1)).unwrap();
+    let victim = endpoint.address_of(endpoint.peer_of(1).unwrap()).unwrap();
+    let victim = crate::shm::Calls::remote_of(victim).unwrap();
     let silent: Vec<_> = (0..SILENT).filter_map(|_| TcpStream::connect(victim).ok()).collect();
     for (number, mut stream) in silent.iter().enumerate() {
         // Some begin a handshake, and some something else.
@@ -154,7 +120,7 @@ fn attack(endpoint: &mut Endpoint, (bytes, ends): (&[u8], bool)) {
 #[test]
 fn a_rank_that_writes_raw_bytes_loses_its_connection_and_no_other_rank_loses_anything() {
     for (name, bytes, ends) in attacks() {
-        let config = Config::default().local(false).net(NetChoice::Tcp).net_address(Some("127.0.77.7"));
+        let config = Config::default().local(false).net(NetChoice::Tcp).net_address(Some("127.0.0.1"));
         let (meeting, ready) = (TestMeeting::new(3), TestMeeting::new(3));
         thread::scope(|scope| {
             let open = |rank| {

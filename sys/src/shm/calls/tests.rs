@@ -1,9 +1,11 @@
 //! Callers that lie, are silent, or are too many.
 
+mod across;
 mod shortage;
 
 use std::sync::Arc;
 
+use nemesia_core::link::bytes::MOST_LINK_BYTES;
 use nemesia_core::link::offers::{LinkOffer, LinkOffers, OfferList, SegmentsOffer};
 use nemesia_core::link::proof::{LinkKey, NO_CHALLENGE};
 use nemesia_core::link::token::LinkToken;
@@ -11,17 +13,18 @@ use nemesia_core::link::wire::{LINK_VERSION, LinkBody, LinkCall, LinkHeader, Lin
 use nemesia_core::shared::layout::Geometry;
 use nemesia_core::wire::hello::Proof;
 
+use super::look::AT_ONCE;
 use super::*;
 use crate::config::Config;
 use crate::os::testing;
-use crate::shm::segments::OwnLink;
+use crate::shm::segments::{MOST_DESCRIPTORS, OwnLink};
 
 const GEOMETRY: Geometry = Geometry { cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn world(token: LinkToken, geometry: Geometry) -> ShmWorld {
+fn world(token: LinkToken, geometry: Geometry, is_apart: bool) -> ShmWorld {
     ShmWorld {
-        config: Config::default(),
+        config: Config::default().local(!is_apart),
         geometry,
         rank: 0,
         size: 1,
@@ -54,6 +57,10 @@ impl CallTerms for Terms {
     }
 
     fn hear_from(&mut self, _: &PeerAddress) {}
+
+    fn expect_stream(&mut self, _: u32) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// A process.
@@ -71,20 +78,22 @@ impl CallingProcess {
 
     /// Returns the first rank of a world of these ranks, besides itself.
     fn of(others: &[PeerAddress]) -> Self {
-        Self::sized(others, GEOMETRY)
+        Self::sized(others, GEOMETRY, None)
     }
 
-    fn sized(others: &[PeerAddress], geometry: Geometry) -> Self {
+    /// With a door the process has a machine of its own.
+    fn sized(others: &[PeerAddress], geometry: Geometry, door: Option<StreamDoor>) -> Self {
         let mut watch = Watch::new().unwrap();
-        let world = Arc::new(world(LinkToken::from_bytes(random().unwrap()), geometry));
+        let world = Arc::new(world(LinkToken::from_bytes(random().unwrap()), geometry, door.is_some()));
         let ours = OwnSegments::new(&world.config, geometry, world.token.epoch(), &mut Vec::new()).unwrap();
         let (ours, listener) = (Arc::new(ours), world.bind().unwrap());
         let place = world.address(&listener);
+        let place = door.as_ref().map_or(place, |door| address::with_remote(place, door.place()));
         let own = place.encode();
         let ranks: Vec<_> = if others.is_empty() { Vec::new() } else { [&[own], others].concat() };
         let ranks: Vec<_> = ranks.into_iter().map(|address| (address, 0)).collect();
         let lent = (Arc::clone(&world), Arc::clone(&ours));
-        let calls = Calls::listen_as(lent.0, lent.1, (listener, place), &ranks, &mut watch).unwrap();
+        let calls = Calls::listen_as(lent, (listener, door, place), &ranks, &mut watch).unwrap();
         Self { calls, terms: Terms { watch, numbers: 0, refusal: None }, world, ours }
     }
 
@@ -287,7 +296,7 @@ fn silent_callers_do_not_keep_a_call_from_being_heard() {
     let _caller = send_call(&one, &two, |_| ());
     while two.answered() == 0 {
         two.attend();
-        assert!(two.calls.callers().0 <= most);
+        assert!(two.calls.callers().0[0] <= most);
     }
     drop(silent);
 }
@@ -416,7 +425,7 @@ fn a_process_that_leaves_is_heard_and_another_cannot_say_so_for_it() {
         Links::<GrowingLinks>::new(forged, LinkLimits::new(PATIENCE), lent, [random().unwrap(); 2]);
     forged.close(LeaveManner::Closed);
     let forger = dial(&two);
-    forger.send(forged.departure(two.calls.own()).get(), &[], until).unwrap();
+    forger.send(forged.departure(two.calls.own(), CarrierKind::HandOff).get(), &[], until).unwrap();
     one.calls.send_goodbyes(false, &one.terms.watch);
     one.calls.announce_leave(two.calls.own(), until);
     let address = *one.calls.own();

@@ -1,22 +1,22 @@
 //! Peers on other machines that are connected one by one, by number: those of an endpoint that was opened alone, which
 //! come and go, and the ranks of a world that connects on demand.
 //!
-//! A peer is introduced when both sides have agreed upon the connection ([`NetCalls`](super::NetCalls)). The caller
-//! then requests the connection of the channel, and repeats a request that failed for a passing reason, within a time
-//! limit. A number can be given to another peer when nothing of the channel's connection is left. A peer that this
-//! process disconnects from gets what was sent before, for a limited time; what it sends meanwhile is dropped.
+//! Calls connect them ([`StreamDoor`](super::StreamDoor)): a place is made before a call is answered, and the
+//! connection of the call carries the packets. If buffers lack then, the connection waits for them. A number can be
+//! given to another peer when nothing of the connection is left. A peer that this process disconnects from gets what
+//! was sent before, for a limited time; what it sends meanwhile is dropped.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::job_key::JobKey;
-use nemesia_core::port::channel::{Acquaintance, ChannelEvent, JoinError, Token};
+use nemesia_core::port::channel::{Acquaintance, JoinError, Token};
 use nemesia_core::port::memory::{Address, ConnectError};
 use nemesia_core::port::{PacketPort as _, PeerFault, PeerId, Polled};
-use nemesia_core::wire::channel::{ChannelRefusal, CloseReason};
+use nemesia_core::wire::channel::CloseReason;
 
 use super::choice::{NotOpen, OpenedPort};
-use super::connect::{RETRY_AFTER, is_passing};
 use super::fabric::FabricChannel;
 use super::open::{WorldMember, channel_sizes, open_tcp};
 use super::rejoin::NetRejoin;
@@ -24,7 +24,7 @@ use super::streams::FurtherStreams;
 use super::{AnyChannel, Burst, NetPort, Transport, with};
 use crate::config::Config;
 use crate::os::ProcessOrigin;
-use crate::tcp::TcpPort;
+use crate::tcp::{Socket, TcpPort};
 
 /// The number of the world of all channels that grow with their peers: no world has it by chance.
 const NO_WORLD: u64 = u64::from_le_bytes(*b"no world");
@@ -46,43 +46,19 @@ enum NumberStage {
     Closing,
 }
 
-/// A connection that this process requests.
+/// The connection of an open link, to carry packets from now on.
 #[derive(Debug)]
-struct Dial {
-    number: PeerId,
-    to: Address,
-    until: Instant,
-    /// A request waits as long as the peer's machine is reached.
-    is_patient: bool,
-    stage: DialStage,
-    problem: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DialStage {
-    /// The connection is requested from this time on.
-    Due(Instant),
-    Requested,
-    /// The request failed, and its connection is not closed yet.
-    Closing,
-}
-
-/// The state of the connection with an introduced peer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum LinkStage {
-    /// It is being made.
-    Opening,
-    /// It is there.
-    Ready,
-    /// There is nothing of it: the peer has not requested it yet.
-    Nothing,
-    /// It cannot be made.
-    Failed {
-        /// Why.
-        problem: String,
-        /// Whether the peer expects the connection no more: the call shows how the peer has left.
-        withdrawn: bool,
-    },
+pub(crate) struct EnteredStream {
+    /// The number by which this process knows the peer.
+    pub(crate) number: PeerId,
+    pub(crate) socket: Socket,
+    /// The receives that the peer posts.
+    pub(crate) receives: u32,
+    /// What both have agreed upon for further streams.
+    pub(crate) known: Acquaintance,
+    /// The address at which this process requests further streams, if it does and not the peer.
+    pub(crate) further: Option<Address>,
+    pub(crate) is_caller: bool,
 }
 
 /// The peers that are connected one by one.
@@ -91,9 +67,13 @@ pub(super) struct GrowingPeers {
     stages: Vec<NumberStage>,
     /// The numbers that are not free.
     used: u32,
-    dials: Vec<Dial>,
-    /// The connections that cannot be made, and whether the peer does not expect them any more.
-    failed: Vec<(PeerId, String, bool)>,
+    /// The connections for which buffers lack.
+    waiting: Vec<EnteredStream>,
+    /// The addresses at which further streams are requested.
+    further: Vec<(PeerId, Address)>,
+    /// The numbers whose connections have become ready, and why others will not.
+    ready: VecDeque<PeerId>,
+    failed: VecDeque<(PeerId, String)>,
     key: JobKey,
 }
 
@@ -125,19 +105,16 @@ impl GrowingPeers {
         self.stage(number) == NumberStage::Open
     }
 
-    /// Returns the address at which this process requests a connection.
-    pub(super) fn dialed(&self, number: PeerId) -> Option<Address> {
-        self.dials.iter().find(|dial| dial.number == number).map(|dial| dial.to)
+    /// Returns the address at which this process requests further streams of a peer.
+    pub(super) fn further(&self, number: PeerId) -> Option<Address> {
+        self.further.iter().find(|(of, _)| *of == number).map(|(_, address)| *address)
     }
 
-    fn dial(&mut self, number: PeerId) -> Option<&mut Dial> {
-        self.dials.iter_mut().find(|dial| dial.number == number)
-    }
-
-    /// Gives up a connection that this process requests.
-    fn give_up(&mut self, number: PeerId, problem: String, withdrawn: bool) {
-        self.dials.retain(|dial| dial.number != number);
-        self.failed.push((number, problem, withdrawn));
+    fn forget(&mut self, number: PeerId) {
+        self.waiting.retain(|it| it.number != number);
+        self.further.retain(|(of, _)| *of != number);
+        self.ready.retain(|of| *of != number);
+        self.failed.retain(|(of, _)| *of != number);
     }
 }
 
@@ -164,8 +141,15 @@ impl NetPort {
         let sizes = channel_sizes(Transport::Tcp, config, member, (1, 0));
         let mut channel = FabricChannel::new(port, &sizes)?;
         channel.channel.grow_with_peers();
-        let growing =
-            GrowingPeers { stages: Vec::new(), used: 0, dials: Vec::new(), failed: Vec::new(), key };
+        let growing = GrowingPeers {
+            stages: Vec::new(),
+            used: 0,
+            waiting: Vec::new(),
+            further: Vec::new(),
+            ready: VecDeque::new(),
+            failed: VecDeque::new(),
+            key,
+        };
         Ok(Self {
             any: AnyChannel::Tcp(Box::new(channel)),
             rank,
@@ -192,49 +176,84 @@ impl NetPort {
         self.growing.as_ref().map(|growing| growing.key)
     }
 
-    /// Introduces the peer with this number: it may connect, or be connected with, from now on. The error is one line.
-    pub(crate) fn introduce(&mut self, number: PeerId, known: Acquaintance) -> Result<(), String> {
+    /// Makes place for the connection with the peer of this number. The error is one line.
+    pub(crate) fn expect_stream(&mut self, number: PeerId) -> Result<(), String> {
         let Some(growing) = &mut self.growing else { return Err("this process has a world".into()) };
-        let more = u32::from(growing.stage(number) == NumberStage::Free);
-        let used = growing.used + more;
+        let used = growing.used + u32::from(growing.stage(number) == NumberStage::Free);
         with!(&mut self.any, it => {
             it.pay(used)?;
             it.make_place(number)?;
-            if !it.channel.expect(number, Some(known)) {
+            if !it.channel.is_vacant(number) {
                 return Err("a former connection with the same number is not closed".into());
             }
         });
-        growing.failed.retain(|(failed, ..)| *failed != number);
-        growing.dials.retain(|dial| dial.number != number);
+        growing.forget(number);
         growing.set(number, NumberStage::Open);
         Ok(())
     }
 
-    /// Requests the connection with an introduced peer, whose channel is at this address, within a time limit. If
-    /// `is_patient`, the limit applies only while the peer's machine is not reached.
-    pub(crate) fn dial(&mut self, number: PeerId, to: &Address, limit: Duration, is_patient: bool) {
-        let now = Instant::now();
-        if let Some(growing) = &mut self.growing {
-            let until = now.checked_add(limit).unwrap_or(now);
-            let stage = DialStage::Due(now);
-            growing.dials.push(Dial { number, to: *to, until, is_patient, stage, problem: None });
-        }
-        self.dial_all();
+    /// Takes the connection of an open link, for which there is a place. [`NetPort::next_ready`] or
+    /// [`NetPort::next_failed`] follows.
+    pub(crate) fn enter_stream(&mut self, entered: EnteredStream) {
+        let Some(growing) = &mut self.growing else { return };
+        let EnteredStream { number, known, further, is_caller, .. } = entered;
+        with!(&mut self.any, it => it.channel.expect(number, Some(known)));
+        growing.further.extend(further.filter(|_| is_caller).map(|address| (number, address)));
+        growing.waiting.push(entered);
+        self.adopt_waiting();
     }
 
-    /// Returns the state of the connection with an introduced peer.
-    pub(crate) fn link_stage(&self, number: PeerId) -> LinkStage {
-        let Some(growing) = &self.growing else { return LinkStage::Nothing };
-        if let Some((_, problem, withdrawn)) = growing.failed.iter().find(|(failed, ..)| *failed == number) {
-            return LinkStage::Failed { problem: problem.clone(), withdrawn: *withdrawn };
+    /// Gives connections to the channel, as far as there are buffers.
+    fn adopt_waiting(&mut self) {
+        let (Some(growing), AnyChannel::Tcp(it)) = (&mut self.growing, &mut self.any) else { return };
+        let mut adopted_now = Vec::new();
+        for entered in std::mem::take(&mut growing.waiting) {
+            let EnteredStream { number, socket, receives, is_caller, .. } = entered;
+            let mut socket = Some(socket);
+            let adopted = it.channel.adopt(number, (receives, is_caller), |port| {
+                let taken = socket.take().ok_or(ConnectError::State)?;
+                port.adopt(taken).map_err(|(error, rest)| {
+                    socket = Some(rest);
+                    error
+                })
+            });
+            match (adopted, socket) {
+                (Ok(()), _) => adopted_now.push(number),
+                (
+                    Err(JoinError::Buffers { .. } | JoinError::Connect(ConnectError::Full { .. })),
+                    Some(socket),
+                ) => {
+                    growing.waiting.push(EnteredStream { socket, ..entered });
+                }
+                (Err(error), _) => growing.failed.push_back((number, error.to_string())),
+            }
         }
-        let report = with!(&self.any, it => it.channel.report(number));
-        match (report.ready, report.rails) {
-            (1.., _) => LinkStage::Ready,
-            (0, 1..) => LinkStage::Opening,
-            (0, 0) if growing.dials.iter().any(|dial| dial.number == number) => LinkStage::Opening,
-            (0, 0) => LinkStage::Nothing,
-        }
+        growing.ready.extend(&adopted_now);
+        adopted_now.into_iter().for_each(|number| self.want_streams(number));
+    }
+
+    /// Returns whether connections wait for buffers, or for [`NetPort::next_ready`] or [`NetPort::next_failed`].
+    pub(crate) fn is_entering(&self) -> bool {
+        let is_any =
+            |it: &GrowingPeers| !(it.waiting.is_empty() && it.ready.is_empty() && it.failed.is_empty());
+        self.growing.as_ref().is_some_and(|growing| is_any(growing))
+    }
+
+    /// Returns the next number whose connection is ready.
+    pub(crate) fn next_ready(&mut self) -> Option<PeerId> {
+        self.growing.as_mut()?.ready.pop_front()
+    }
+
+    /// Returns the next number whose connection cannot be made, and why.
+    pub(crate) fn next_failed(&mut self) -> Option<(PeerId, String)> {
+        self.growing.as_mut()?.failed.pop_front()
+    }
+
+    /// Returns a duplicate of the socket of a peer.
+    #[cfg(test)]
+    pub(crate) fn duplicate(&self, number: PeerId) -> Option<std::net::TcpStream> {
+        let AnyChannel::Tcp(it) = &self.any else { return None };
+        it.channel.port().stream(it.channel.report(number).connection?)?.stream().try_clone().ok()
     }
 
     /// Returns whether something is left of the connection with a former peer, so that the number must not be given to
@@ -249,7 +268,6 @@ impl NetPort {
         if let Some(growing) = &mut self.growing
             && growing.is_open(number)
         {
-            growing.dials.retain(|dial| dial.number != number);
             growing.set(number, NumberStage::Leaving(Instant::now() + LINGER, false));
             self.linger(number);
         }
@@ -293,8 +311,7 @@ impl NetPort {
             it.channel.expect(number, None);
         });
         if let Some(growing) = &mut self.growing {
-            growing.dials.retain(|dial| dial.number != number);
-            growing.failed.retain(|(failed, ..)| *failed != number);
+            growing.forget(number);
             growing.set(number, NumberStage::Closing);
         }
         self.vacate(number);
@@ -308,36 +325,12 @@ impl NetPort {
         }
     }
 
-    /// Processes the events of connections.
-    pub(super) fn attend_growing(&mut self, events: &[ChannelEvent]) {
+    /// Continues connections that begin or end.
+    pub(super) fn attend_growing(&mut self) {
         if self.origin.is_elsewhere() {
             return;
         }
-        let Some(growing) = &mut self.growing else { return };
-        for event in events {
-            match *event {
-                ChannelEvent::Up { peer, rail: 0 } => growing.dials.retain(|dial| dial.number != peer),
-                ChannelEvent::Failed { peer, rail: 0, error, refusal } => {
-                    let Some(dial) = growing.dial(peer) else { continue };
-                    let problem = refusal.map_or_else(|| error.to_string(), |refusal| refusal.to_string());
-                    if is_passing(error, refusal) {
-                        (dial.stage, dial.problem) = (DialStage::Closing, Some(problem));
-                    } else {
-                        growing.give_up(peer, problem, refusal == Some(ChannelRefusal::NotAMember));
-                    }
-                }
-                ChannelEvent::Closed { peer, rail: 0 } => {
-                    if let Some(dial) = growing.dial(peer)
-                        && dial.stage == DialStage::Closing
-                    {
-                        dial.stage = DialStage::Due(Instant::now() + RETRY_AFTER);
-                    }
-                }
-                // Further connections are not awaited (`streams.rs`).
-                _ => {}
-            }
-        }
-        self.dial_all();
+        self.adopt_waiting();
         for number in 0..self.ranks() {
             match self.growing.as_ref().map(|growing| growing.stage(number)) {
                 Some(NumberStage::Closing) => self.vacate(number),
@@ -345,37 +338,6 @@ impl NetPort {
                 _ => {}
             }
         }
-    }
-
-    /// Sends the requests that are due, and gives up those that are late.
-    fn dial_all(&mut self) {
-        let (now, begun) = (Instant::now(), self.begun);
-        let Some(growing) = self.growing.as_mut().filter(|growing| !growing.dials.is_empty()) else { return };
-        let mut ended = Vec::new();
-        for dial in &mut growing.dials {
-            // Only then the end of a refused request is reported.
-            if dial.stage != DialStage::Requested && now >= dial.until {
-                let problem = dial.problem.take().unwrap_or_else(|| "there is no place for it".into());
-                ended.push((dial.number, problem));
-                continue;
-            }
-            let DialStage::Due(at) = dial.stage else { continue };
-            if now < at {
-                continue;
-            }
-            let until =
-                if dial.is_patient { Duration::MAX } else { dial.until.saturating_duration_since(begun) };
-            match with!(&mut self.any, it => it.channel.connect(dial.number, 0, &dial.to, until)) {
-                Ok(()) => dial.stage = DialStage::Requested,
-                Err(JoinError::Connect(error)) if !matches!(error, ConnectError::Full { .. }) => {
-                    ended.push((dial.number, error.to_string()));
-                }
-                Err(error) => {
-                    (dial.stage, dial.problem) = (DialStage::Due(now + RETRY_AFTER), Some(error.to_string()));
-                }
-            }
-        }
-        ended.into_iter().for_each(|(number, problem)| growing.give_up(number, problem, false));
     }
 
     /// Sends the last packet to a peer, and closes the connection when everything has left.

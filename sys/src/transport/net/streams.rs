@@ -104,10 +104,14 @@ impl NetPort {
         self.request_streams();
     }
 
-    fn want_streams(&mut self, peer: PeerId) {
+    /// Requests the further connections with a peer whose first one is there, if there are to be some.
+    pub(super) fn want_streams(&mut self, peer: PeerId) {
+        if self.streams.count < 2 {
+            return;
+        }
         self.streams.forget(peer);
         let to = match &self.growing {
-            Some(growing) => growing.dialed(peer),
+            Some(growing) => growing.further(peer),
             None => self.addresses.get(peer as usize).copied().flatten(),
         };
         let (Some(to), true) = (to, with!(&self.any, it => it.channel.has_requested(peer))) else { return };

@@ -4,7 +4,7 @@ use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 use nemesia_core::link::machine::slots::RankSlot;
-use nemesia_core::link::machine::terms::LinkStage;
+use nemesia_core::link::machine::terms::{CarrierKind, LinkStage};
 use nemesia_core::link::wire::LeaveManner;
 use nemesia_core::peers::PeerAddress;
 
@@ -190,7 +190,8 @@ impl LinksWorld {
         for other in ranks.into_iter().filter(|other| *other != at && is_rank) {
             let Some(address) = self.processes[other].as_ref().map(|it| it.address) else { continue };
             if self.link(at, other).is_none()
-                && let Some(message) = self.act(at, None, |links, _, _| links.departure(&address))
+                && let Some(message) =
+                    self.act(at, None, |links, _, _| links.departure(&address, CarrierKind::Stream))
             {
                 let bytes = message.get().to_vec();
                 self.depart(at, other, bytes);

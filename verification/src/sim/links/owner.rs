@@ -200,7 +200,9 @@ fn offer(kind: CarrierKind, offers: &mut OfferList) -> u8 {
             processors: [6; 8],
             credit: 7,
         }),
-        CarrierKind::Stream => LinkOffer::Stream(StreamOffer { version: 1, streams: 1, receives: 2 }),
+        CarrierKind::Stream => {
+            LinkOffer::Stream(StreamOffer { version: 1, streams: 1, receives: 2, port: 0, token: 0 })
+        }
         CarrierKind::Datagram => {
             LinkOffer::Pipe(PipeOffer { design: 1, ring_bytes: 0, shape: 2, key: [3; 24] })
         }

@@ -294,7 +294,7 @@ fn a_departure_is_answered_and_counts_from_its_author_only() {
     for (from, reports) in [(2, &[][..]), (1, &[LinkReport::Ended(LinkEnding::Left)][..])] {
         let mut world = Setup { count: 3, has_ranks: true, ..Setup::new(Datagram) }.open();
         let address = world.address(0);
-        let message = world.act(1, |links, _, _| links.departure(&address));
+        let message = world.act(1, |links, _, _| links.departure(&address, Datagram));
         world.carriage.flights.push_back(Flight::Datagram(from, 0, message.get().to_vec()));
         world.step();
         assert_eq!((world.reports(0), world.said(0)), (reports.to_vec(), ["done"].into()), "from {from}");

@@ -108,7 +108,7 @@ fn a_call_by_datagrams_to_an_endpoint_that_closes_is_refused_for_good() {
 /// The departure of a process comes to another one over a connection from `from`, perhaps with one bit changed.
 fn depart(world: &mut LinkWorld, at: usize, to: usize, from: usize, changed: Option<usize>) {
     let address = world.address(to);
-    let message = world.act(at, |links, _, _| links.departure(&address));
+    let message = world.act(at, |links, _, _| links.departure(&address, Stream));
     let mut bytes = message.get().to_vec();
     if let Some(place) = changed {
         bytes[place] ^= 1;

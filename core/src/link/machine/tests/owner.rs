@@ -167,7 +167,7 @@ impl TestOwner<'_> {
     fn introduction(&mut self, link: LinkRef, offers: &mut OfferList) -> LinkIntroduction {
         assert!(self.desk.made.insert(link), "resources are made twice for one link");
         self.desk.makings += 1;
-        let offer = LinkOffer::Stream(StreamOffer { version: 1, streams: 1, receives: 2 });
+        let offer = LinkOffer::Stream(StreamOffer { version: 1, streams: 1, receives: 2, port: 0, token: 0 });
         offers.add(&offer);
         let (number, packet_bytes) = (self.desk.makings, self.desk.packet_bytes);
         LinkIntroduction { number, packet_bytes, word: 5, chosen: offer.code() }

@@ -45,7 +45,7 @@ fn a_call_of_which_any_bit_was_changed_is_not_answered() {
             world.assert_nothing(1);
             place += 1;
         }
-        assert_eq!(place, 152, "the call has its header, its fields, one offer and its proof");
+        assert_eq!(place, 160, "the call has its header, its fields, one offer and its proof");
     }
 }
 
@@ -64,7 +64,7 @@ fn an_answer_of_which_any_bit_was_changed_opens_nothing() {
         assert!(matches!(stage, LinkStage::Proving | LinkStage::Ended), "byte {place}: {stage:?}");
         place += 1;
     }
-    assert_eq!(place, 88);
+    assert_eq!(place, 96);
 }
 
 #[test]

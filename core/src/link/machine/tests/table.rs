@@ -137,7 +137,7 @@ fn enter(world: &mut LinkWorld, peer: usize, link: LinkRef, input: Input) {
 /// The departure of a peer comes over a connection of its own.
 fn depart(world: &mut LinkWorld, peer: usize) {
     let address = world.address(0);
-    let bytes = world.act(peer, |links, _, _| links.departure(&address)).get().to_vec();
+    let bytes = world.act(peer, |links, _, _| links.departure(&address, Stream)).get().to_vec();
     let carrier = world.stranger(Stream, peer, 0).unwrap();
     world.forget();
     world.act(0, |links, now, owner| links.received(carrier, &bytes, now, owner));

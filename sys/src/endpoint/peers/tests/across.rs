@@ -116,7 +116,7 @@ fn another_key_or_none_and_other_packets_are_refused_with_the_remedy() {
         let mut other = Endpoint::alone(&config().job_key([8; 32])).unwrap();
         refused(&mut other, &address)
     });
-    assert!(warnings.contains("another key: check NEMESIA_JOB_KEY_FILE"), "{warnings}");
+    assert!(warnings.contains("check NEMESIA_JOB_KEY_FILE in both processes"), "{warnings}");
     let warnings = beside(&mut one, move || {
         let mut other = Endpoint::alone(&config().net_packets(Some(512))).unwrap();
         refused(&mut other, &address)
@@ -300,8 +300,7 @@ fn processes_connect_if_the_network_lets_only_one_of_them_connect() {
         let _queue: Vec<_> = (0..4).map(|_| crate::tcp::begin(place).unwrap()).collect();
         let peers = [0, 1].map(|at| both[at].connect(&addresses[1 - at]).unwrap());
         let ranks = [0, 1].map(|at| both[at].rank_of(peers[at]).unwrap());
-        let table = both[blocked].peers.as_mut().unwrap();
-        table.across.as_mut().unwrap().redirect(place);
+        both[blocked].peers.as_mut().unwrap().calls_mut().unwrap().redirect(place);
         let end = std::time::Instant::now() + Duration::from_secs(60);
         let is_connected = |it: &Endpoint, peer| matches!(it.stage_of(peer), Ok(PeerStage::Connected(_)));
         while !(0..2).all(|at| is_connected(&both[at], peers[at])) {

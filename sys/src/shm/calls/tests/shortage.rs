@@ -1,7 +1,7 @@
 //! Calls while a process lacks descriptors.
 
 use super::*;
-use crate::os::wait_ready;
+use crate::os::{ShmError, wait_ready};
 
 /// Runs this part of a test in a process of its own, which may take all its descriptors.
 fn in_another_process(test: &str, body: impl FnOnce()) {
@@ -59,7 +59,7 @@ fn a_call_waits_while_the_segments_cannot_be_mapped() {
     in_another_process(NAME, || {
         // Those of a process have more than the addresses that are left.
         let geometry = Geometry { cell_bytes: 1 << 18, ..GEOMETRY };
-        let [mut one, mut two] = [(); 2].map(|()| CallingProcess::sized(&[], geometry));
+        let [mut one, mut two] = [(); 2].map(|()| CallingProcess::sized(&[], geometry, None));
         one.speak(&two);
         let taken = testing::take_addresses();
         let mut report = None;

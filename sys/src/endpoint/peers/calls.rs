@@ -1,18 +1,39 @@
-//! Calls inside the machine: what the table of peers decides about them, and what becomes of them.
+//! Calls: what the table of peers decides about them, and what becomes of them.
 
 use nemesia_core::engine::Failure;
 use nemesia_core::link::machine::terms::{LinkEnding, RankClaim};
 use nemesia_core::peers::{CallRefusal, PeerAddress, PeerEnd, PeerRef, PeerStage};
+use nemesia_core::port::Route;
+use nemesia_core::port::channel::Acquaintance;
 
 use super::end_of;
 use super::table::PeerTable;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::Watch;
-use crate::shm::{CallGrant, CallOutcome, CallTerms, Calls};
+use crate::shm::{CallGrant, CallOutcome, CallTerms, Calls, OpenedStream, make_places};
+use crate::transport::net::{EnteredStream, NetPort};
+
+impl Endpoint {
+    /// Sends packets for this number to another machine from now on.
+    pub(super) fn route_across(&mut self, rank: u32) {
+        let count = rank as usize + 1;
+        let name = self.net().map(|net| net.transport().name());
+        let port = self.engine.port_mut();
+        make_places(port.local_mut(), count);
+        port.set_route(rank, Route::Remote);
+        if self.facts.remote.len() < count {
+            self.facts.remote.resize(count, None);
+        }
+        if self.incarnations.len() < count {
+            self.incarnations.resize(count, 0);
+        }
+        self.facts.remote[rank as usize] = name;
+    }
+}
 
 impl PeerTable {
-    /// Calls `work` with the calls of this machine, and the table without them.
+    /// Calls `work` with the calls, and the table without them.
     pub(super) fn with_calls<R>(&mut self, work: impl FnOnce(&mut Self, &mut Calls) -> R) -> Option<R> {
         let mut calls = self.calls.take()?;
         let done = work(self, &mut calls);
@@ -20,7 +41,7 @@ impl PeerTable {
         Some(done)
     }
 
-    /// Returns the calls of this machine, unless they make progress.
+    /// Returns the calls, unless they make progress.
     pub(in crate::endpoint) fn calls(&self) -> Option<&Calls> {
         self.calls.as_deref()
     }
@@ -31,8 +52,8 @@ impl PeerTable {
         self.calls.as_deref_mut()
     }
 
-    /// Calls a peer of this machine.
-    pub(super) fn call_here(
+    /// Calls a peer, unless a call is under way.
+    pub(super) fn speak_to(
         &mut self,
         peer: PeerRef,
         address: &PeerAddress,
@@ -48,14 +69,11 @@ impl PeerTable {
     /// Packets wait for a peer with which a call is under way.
     pub(super) fn want(&mut self, peer: PeerRef, rank: u32, endpoint: &Endpoint) -> Result<(), Error> {
         let address = *self.table.address_of(peer)?;
-        match self.place_across(peer, &address) {
-            Some(_) => Ok(()),
-            None => self.call_here(peer, &address, rank, endpoint),
-        }
+        self.speak_to(peer, &address, rank, endpoint)
     }
 
-    /// Makes progress on calls inside the machine. Returns whether anything has changed.
-    pub(super) fn attend_here(&mut self, endpoint: &mut Endpoint) -> bool {
+    /// Makes progress on calls. Returns whether anything has changed.
+    pub(super) fn attend_all(&mut self, endpoint: &mut Endpoint) -> bool {
         self.with_calls(|peers, calls| {
             let is_late = calls.has_late_answer();
             let mut terms = PeerTerms { peers, endpoint, is_late, is_full: false };
@@ -65,7 +83,24 @@ impl PeerTable {
             }
             endpoint.warn_of_shortage(|_| calls.next_shortage());
         });
-        self.conclude_all(endpoint)
+        self.conclude_all(endpoint) | self.enter_streams(endpoint)
+    }
+
+    /// Lets packets pass over the streams that are ready. Returns whether there was one.
+    fn enter_streams(&mut self, endpoint: &mut Endpoint) -> bool {
+        let mut changed = false;
+        while let Some(rank) = endpoint.net_mut().and_then(NetPort::next_ready) {
+            changed = true;
+            endpoint.engine.connected(rank);
+        }
+        while let Some((rank, problem)) = endpoint.net_mut().and_then(NetPort::next_failed) {
+            changed = true;
+            if let Some(peer) = self.peer_of(rank as usize) {
+                self.blame(peer, &problem, endpoint);
+                self.end(peer, PeerEnd::Refused, Failure::Unreachable, endpoint);
+            }
+        }
+        changed
     }
 
     /// Processes what has become of calls. Returns whether there was one.
@@ -92,6 +127,17 @@ impl PeerTable {
                         endpoint.agreements.hear(joining.number, joining.agreements);
                     }
                     self.enter(peer, *joining, endpoint);
+                }
+            }
+            CallOutcome::Streamed(opened) => {
+                let OpenedStream { number, theirs, socket, receives, is_caller, further, tokens, .. } =
+                    *opened;
+                if self.table.opened(peer).is_some()
+                    && let Some(net) = endpoint.net_mut()
+                {
+                    let [token, expected] = tokens;
+                    let known = Acquaintance { token, expected, number: theirs };
+                    net.enter_stream(EnteredStream { number, socket, receives, known, further, is_caller });
                 }
             }
             // The peer calls again, if it lives.
@@ -183,7 +229,7 @@ impl CallTerms for PeerTerms<'_> {
 
     fn decide(&mut self, caller: &PeerAddress) -> Result<CallGrant, (String, bool)> {
         let Self { peers, endpoint, is_late, .. } = self;
-        if let Some(problem) = peers.refusal_of(caller, false) {
+        if let Some(problem) = peers.refusal_of(caller) {
             return Err((problem.into(), false));
         }
         peers.make_place();
@@ -209,6 +255,13 @@ impl CallTerms for PeerTerms<'_> {
         }
         let word = peers.readmitted.get(&rank).copied().unwrap_or(0);
         Ok(CallGrant { number: rank, units: endpoint.engine.granted(rank), word })
+    }
+
+    fn expect_stream(&mut self, number: u32) -> Result<(), String> {
+        self.endpoint.route_across(number);
+        self.endpoint
+            .net_mut()
+            .map_or_else(|| Err("the network is off".into()), |net| net.expect_stream(number))
     }
 
     fn hear_from(&mut self, peer: &PeerAddress) {
