@@ -1,5 +1,6 @@
-//! The table of peers that ships, against a twin that remembers everything: random operations of the layer above, in any
-//! order, with few slots and connections. What calls become is decided by the machine of links ([`links`](super::links)).
+//! The table of peers that ships, against a twin that remembers everything: random operations of the layer above, in
+//! any order, with few slots and connections. The machine of links decides what becomes of calls
+//! ([`links`](super::links)).
 
 use std::collections::BTreeSet;
 

@@ -6,8 +6,8 @@ use std::vec;
 use super::ChannelEvent;
 use super::script::{ask, channel, enter, hello, settle};
 use crate::port::PacketPort as _;
-use crate::port::channel::{Acquaintance, ChannelPeer};
-use crate::port::memory::Address;
+use crate::port::channel::{Acquaintance, ChannelPeer, JoinError, OWN};
+use crate::port::memory::{Address, ConnectError};
 use crate::wire::channel::ChannelRefusal;
 use crate::wire::hello::Hello;
 
@@ -55,4 +55,39 @@ fn places_and_buffers_come_with_the_peers() {
     assert_eq!((said.rank, said.token, channel.report(3).rails), (9, 5, 1));
     channel.grow_buffers(10, 1);
     assert_eq!(channel.buffers().0, 64, "they have no memory yet");
+}
+
+#[test]
+fn a_connection_that_both_ends_have_agreed_upon_is_ready_at_once_and_the_peer_may_add_others() {
+    let mut channel = channel(3, 2, 64);
+    channel.grow_with_peers();
+    let known = Acquaintance { token: 5, expected: hello(0, 1).token, number: 9 };
+    assert!(channel.expect(0, Some(known)));
+    let spare = channel.buffers().0;
+    let failed = channel.adopt(0, (3, false), |_| Err(ConnectError::Address));
+    assert_eq!((failed, channel.report(0).rails), (Err(JoinError::Connect(ConnectError::Address)), 0));
+    assert_eq!((channel.buffers().0, channel.is_vacant(0)), (spare, true));
+    assert_eq!(channel.adopt(0, (3, false), |port| Ok(port.connection())), Ok(()));
+    let report = channel.report(0);
+    assert_eq!((report.rails, report.ready, channel.has_requested(0)), (1, 1, false));
+    assert_eq!(settle(&mut channel), []);
+    assert_eq!(channel.adopt(0, (3, false), |port| Ok(port.connection())), Err(JoinError::Exists));
+    // Another process does not add connections to it, and the peer does.
+    ask(&mut channel, &Hello { token: 1, ..hello(0, 1) });
+    assert_eq!(
+        settle(&mut channel),
+        [ChannelEvent::Refused { claimed: Some(0), refusal: ChannelRefusal::NotAMember }]
+    );
+    enter(&mut channel, &hello(0, 1));
+    assert_eq!(channel.report(0).ready, 2);
+}
+
+#[test]
+fn a_connection_is_not_adopted_without_buffers() {
+    let mut channel = channel(3, 1, OWN as usize - 1);
+    channel.grow_with_peers();
+    assert!(channel.expect(0, Some(Acquaintance { token: 5, expected: 6, number: 9 })));
+    let adopted = channel.adopt(0, (3, true), |_| unreachable!("the port is not asked"));
+    assert_eq!(adopted, Err(JoinError::Buffers { free: OWN - 1 }));
+    assert!(channel.is_vacant(0) && channel.wants_memory());
 }

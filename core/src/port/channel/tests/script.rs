@@ -86,7 +86,7 @@ pub(super) struct Script {
 }
 
 impl Script {
-    fn connection(&mut self) -> Connection {
+    pub(super) fn connection(&mut self) -> Connection {
         self.connections += 1;
         Connection { index: self.connections, generation: 1 }
     }
