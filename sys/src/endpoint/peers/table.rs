@@ -365,10 +365,9 @@ impl PeerTable {
         if at >= self.numbered.len() {
             self.numbered.resize(at + 1, None);
         }
-        // A call to or from another machine sets another route. That of a rank is known from the start.
-        if !self.is_rank(peer) {
-            endpoint.engine.port_mut().set_route(rank, Route::Local);
-        }
+        // A connection with another machine sets another route, also that of a rank which was expected here.
+        let route = if self.is_remote_rank(peer) { Route::Remote } else { Route::Local };
+        endpoint.engine.port_mut().set_route(rank, route);
         if self.numbered[at].is_some_and(|it| it.peer == peer && !it.ended) {
             return Ok(());
         }
