@@ -269,6 +269,12 @@ impl StreamLine {
         matches!(self.socket.stream().write(message), Ok(count) if count == message.len())
     }
 
+    /// Returns whether the other end has closed the connection, or the network has lost it.
+    fn is_over(&mut self) -> bool {
+        // It may have sent a challenge before. Who sends more delays only itself.
+        self.receive().is_err() || self.receive().is_err()
+    }
+
     /// Ends the connection after what was sent.
     pub(crate) fn finish(&self) {
         let _ = self.socket.stream().shutdown(Shutdown::Write);
@@ -297,7 +303,8 @@ impl Departing {
             self.line.finish();
             self.is_sent = true;
         }
-        self.line.socket.unconfirmed() == 0
+        // After a reset, what the other kernel has not confirmed stays so.
+        self.line.socket.unconfirmed() == 0 || self.line.is_over()
     }
 }
 
