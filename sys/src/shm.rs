@@ -46,7 +46,7 @@ use peer::ShmWorld;
 use lent::LentRanges;
 use regions::MappedRegions;
 
-pub(crate) use calls::{CallGrant, CallOutcome, CallTerms, Calls, OpenedStream};
+pub(crate) use calls::{CallGrant, CallOutcome, CallTerms, Calls};
 pub(crate) use connect::{ConnectTime, RankProcess};
 pub(crate) use joining::JoiningProcess;
 pub(crate) use lent::{LentRange, Loan};

@@ -35,7 +35,6 @@ use nemesia_core::link::machine::terms::{
 };
 use nemesia_core::link::wire::{LeaveManner, LinkService};
 use nemesia_core::peers::PeerAddress;
-use nemesia_core::port::memory::Address;
 use nemesia_core::slab::{List, Slot};
 
 use super::address;
@@ -45,8 +44,7 @@ use super::segments::OwnSegments;
 use crate::error::Error;
 use crate::os::shortage::Shortage;
 use crate::os::{HandoffConnection, HandoffListener, Watch, random};
-use crate::tcp::Socket;
-use crate::transport::net::StreamDoor;
+use crate::transport::net::{EnteredStream, StreamDoor};
 use desk::{CallDesk, CallParts};
 use owner::RefuseAll;
 
@@ -106,29 +104,11 @@ pub(crate) enum CallOutcome {
     /// Packets may pass, in shared memory.
     Opened(Box<JoiningProcess>),
     /// Packets may pass, over the connection of the call.
-    Streamed(Box<OpenedStream>),
+    Streamed(LinkRef, Box<EnteredStream>),
     /// The call has ended; with words about it if there are some.
     Ended(LinkEnding, String),
     /// A call of the peer that was answered, or is refused with these words, is over. Nothing has happened.
     Undone(String),
-}
-
-/// The connection of an open link between machines.
-#[derive(Debug)]
-pub(crate) struct OpenedStream {
-    link: LinkRef,
-    /// The number by which this process knows the peer, and that by which the peer knows this process.
-    pub(crate) number: u32,
-    pub(crate) theirs: u32,
-    pub(crate) socket: Socket,
-    /// The receives that the peer posts.
-    pub(crate) receives: u32,
-    /// Whether this process has called.
-    pub(crate) is_caller: bool,
-    /// The address at which the peer takes further streams.
-    pub(crate) further: Option<Address>,
-    /// The random numbers by which this process and the peer recognise each other on further streams.
-    pub(crate) tokens: [u64; 2],
 }
 
 /// The calls of one process.
@@ -289,12 +269,13 @@ impl Calls {
     /// Returns the next call whose state has changed, with its peer.
     pub(crate) fn next_outcome(&mut self) -> Option<(PeerAddress, CallOutcome)> {
         let (peer, mut outcome) = self.desk.outcomes.pop_front()?;
-        if let CallOutcome::Streamed(opened) = &mut outcome
-            && let Some(ticket) = self.links.ticket(opened.link, 0)
+        if let CallOutcome::Streamed(link, entered) = &mut outcome
+            && let Some(ticket) = self.links.ticket(*link, 0)
         {
             let half = |at: usize| ticket[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
             let (caller, called) = (half(0), half(8));
-            opened.tokens = if opened.is_caller { [caller, called] } else { [called, caller] };
+            let (token, expected) = if entered.is_caller { (caller, called) } else { (called, caller) };
+            (entered.known.token, entered.known.expected) = (token, expected);
         }
         Some((peer, outcome))
     }

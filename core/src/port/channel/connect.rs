@@ -161,6 +161,18 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         Err(JoinError::Buffers { free })
     }
 
+    /// Returns a connection for which [`Self::admit`] has reserved buffers. If the port has refused it, frees them.
+    pub(super) fn admitted(
+        &mut self,
+        connection: Result<Connection, ConnectError>,
+    ) -> Result<Connection, JoinError> {
+        if connection.is_err() {
+            self.buffers.pool_mut().unreserve(OWN);
+            self.connections -= 1;
+        }
+        Ok(connection?)
+    }
+
     /// Posts the initial receives of a connection: as many as its credits count.
     pub(super) fn install(&mut self, peer: PeerId, rail: u32, new: Rail) -> Result<(), JoinError> {
         let (connection, receives) = (new.connection, new.credits.size());
@@ -338,14 +350,20 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             let error = ConnectError::Protocol;
             return Some(ChannelEvent::Failed { peer, rail, error, refusal: Some(refusal) });
         }
-        let first = self.facts().active_speaks_first;
-        let it = self.peer(peer)?.rail(rail)?;
-        if it.stage != ChannelStage::Opening {
+        if self.peer(peer)?.rail(rail)?.stage != ChannelStage::Opening {
             // This process has closed the connection meanwhile.
             return None;
         }
+        self.make_ready(peer, rail);
+        Some(ChannelEvent::Up { peer, rail })
+    }
+
+    /// Lets packets pass over a connection, and takes those in that have come before.
+    pub(super) fn make_ready(&mut self, peer: PeerId, rail: u32) {
+        let first = self.facts().active_speaks_first;
+        let Some(it) = self.peer(peer).and_then(|it| it.rail(rail)) else { return };
         it.stage = ChannelStage::Ready;
-        it.hello = active && first;
+        it.hello = it.active && first;
         while let Some(buffer) = self.next_early(peer, rail) {
             let (len, notice) = self.buffers.get(buffer).map_or((0, None), |it| (it.len, it.notice));
             match notice {
@@ -355,7 +373,6 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             }
         }
         self.settle(peer, rail);
-        Some(ChannelEvent::Up { peer, rail })
     }
 
     fn came_to_nothing(

@@ -5,8 +5,8 @@ use core::borrow::Borrow as _;
 
 use super::call::Acquaintance;
 use super::connect::JoinError;
-use super::peer::{ChannelStage, Rail};
-use super::{BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage, OWN};
+use super::peer::Rail;
+use super::{BufferSlab, Channel, ChannelBuffer, ChannelPeer, ChannelStorage};
 use crate::flow::posted::LEAST;
 use crate::port::PeerId;
 use crate::port::memory::{ConnectError, Connection, MemoryPort};
@@ -70,14 +70,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
     ) -> Result<(), JoinError> {
         let expected = self.peer(peer).and_then(|it| it.expected).map(|known| known.expected);
         self.admit(peer, 0)?;
-        let connection = match connect(&mut self.port) {
-            Ok(connection) => connection,
-            Err(error) => {
-                self.buffers.pool_mut().unreserve(OWN);
-                self.connections -= 1;
-                return Err(error.into());
-            }
-        };
+        let connection = connect(&mut self.port);
+        let connection = self.admitted(connection)?;
         let mut new = Rail::new(connection, LEAST, None);
         new.active = is_caller;
         // The offer of the peer was checked.
@@ -86,12 +80,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             it.show_token(expected);
         }
         self.install(peer, 0, new)?;
-        let first = self.facts().active_speaks_first;
-        if let Some(it) = self.peer(peer).and_then(|it| it.rail(0)) {
-            it.stage = ChannelStage::Ready;
-            it.hello = is_caller && first;
-        }
-        self.settle(peer, 0);
+        self.make_ready(peer, 0);
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use core::time::Duration;
 use super::call::{OutgoingCall, RequestProof};
 use super::connect::{ChannelEvent, JoinError};
 use super::peer::{ChannelStage, Rail};
-use super::{Channel, ChannelStorage, OWN};
+use super::{Channel, ChannelStorage};
 use crate::flow::posted::LEAST;
 use crate::job_key::CallTerms;
 use crate::port::PeerId;
@@ -67,14 +67,9 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             }
         };
         let offer = Offer { private: hello.encode(), shared_receive: false, deadline: call.deadline };
-        match self.port.connect(&call.to, &offer) {
-            Ok(connection) => self.install(peer, rail, Rail::new(connection, receives, Some(call))),
-            Err(error) => {
-                self.buffers.pool_mut().unreserve(OWN);
-                self.connections -= 1;
-                Err(error.into())
-            }
-        }
+        let connection = self.port.connect(&call.to, &offer);
+        let connection = self.admitted(connection)?;
+        self.install(peer, rail, Rail::new(connection, receives, Some(call)))
     }
 
     /// Refuses a request with a challenge.

@@ -4,15 +4,14 @@ use nemesia_core::engine::Failure;
 use nemesia_core::link::machine::terms::{LinkEnding, RankClaim};
 use nemesia_core::peers::{CallRefusal, PeerAddress, PeerEnd, PeerRef, PeerStage};
 use nemesia_core::port::Route;
-use nemesia_core::port::channel::Acquaintance;
 
 use super::end_of;
 use super::table::PeerTable;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::os::Watch;
-use crate::shm::{CallGrant, CallOutcome, CallTerms, Calls, OpenedStream, make_places};
-use crate::transport::net::{EnteredStream, NetPort};
+use crate::shm::{CallGrant, CallOutcome, CallTerms, Calls, make_places};
+use crate::transport::net::NetPort;
 
 impl Endpoint {
     /// Sends packets for this number to another machine from now on.
@@ -52,24 +51,13 @@ impl PeerTable {
         self.calls.as_deref_mut()
     }
 
-    /// Calls a peer, unless a call is under way.
-    pub(super) fn speak_to(
-        &mut self,
-        peer: PeerRef,
-        address: &PeerAddress,
-        rank: u32,
-        endpoint: &Endpoint,
-    ) -> Result<(), Error> {
+    /// Packets wait for a peer: it is called, unless a call is under way.
+    pub(super) fn want(&mut self, peer: PeerRef, rank: u32, endpoint: &Endpoint) -> Result<(), Error> {
         let of_world = self.is_rank(peer).then_some(rank);
+        let address = self.table.address_of(peer)?;
         let Some(calls) = &mut self.calls else { return Ok(()) };
         let spoken = calls.speak(address, of_world, rank, &endpoint.waiter.watch);
         spoken.map_err(|error| Error::Address { problem: error.to_string() })
-    }
-
-    /// Packets wait for a peer with which a call is under way.
-    pub(super) fn want(&mut self, peer: PeerRef, rank: u32, endpoint: &Endpoint) -> Result<(), Error> {
-        let address = *self.table.address_of(peer)?;
-        self.speak_to(peer, &address, rank, endpoint)
     }
 
     /// Makes progress on calls. Returns whether anything has changed.
@@ -129,15 +117,11 @@ impl PeerTable {
                     self.enter(peer, *joining, endpoint);
                 }
             }
-            CallOutcome::Streamed(opened) => {
-                let OpenedStream { number, theirs, socket, receives, is_caller, further, tokens, .. } =
-                    *opened;
+            CallOutcome::Streamed(_, entered) => {
                 if self.table.opened(peer).is_some()
                     && let Some(net) = endpoint.net_mut()
                 {
-                    let [token, expected] = tokens;
-                    let known = Acquaintance { token, expected, number: theirs };
-                    net.enter_stream(EnteredStream { number, socket, receives, known, further, is_caller });
+                    net.enter_stream(*entered);
                 }
             }
             // The peer calls again, if it lives.

@@ -348,7 +348,7 @@ impl PeerTable {
             if self.place_across(peer, &address).is_some() {
                 endpoint.route_across(rank);
             }
-            self.speak_to(peer, &address, rank, endpoint)
+            self.want(peer, rank, endpoint)
         });
         called.inspect_err(|_| {
             // The peer is as before: it can be spoken to when there is memory.

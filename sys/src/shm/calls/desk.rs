@@ -14,16 +14,19 @@ use nemesia_core::link::machine::terms::{
 use nemesia_core::link::offers::{LinkOffer, LinkOffers, OfferList, SegmentsOffer};
 use nemesia_core::link::refusal::{RefusalCode, RefusalWords};
 use nemesia_core::peers::PeerAddress;
+use nemesia_core::port::channel::Acquaintance;
 use nemesia_core::shared::layout::Geometry;
 
 use super::CallOutcome;
 use crate::os::shortage::Shortage;
-use crate::os::{ForeignFd, HandoffConnection};
+use crate::os::{ForeignFd, HandoffConnection, ShmError};
 use crate::shm::address;
 use crate::shm::joining::JoiningProcess;
 use crate::shm::peer::{SaidProcess, ShmWorld, map};
 use crate::shm::segments::{OwnLink, OwnSegments, Unjoined};
-use crate::transport::net::{CHECK_NETWORK, OTHER_DIRECTION, StreamDoor, StreamLine, StreamPeer};
+use crate::transport::net::{
+    CHECK_NETWORK, EnteredStream, OTHER_DIRECTION, StreamDoor, StreamLine, StreamPeer,
+};
 
 /// The remedy if a process on another machine does not believe the proof of this one.
 const CHECK_KEY: &str = ": check NEMESIA_JOB_KEY_FILE in both processes, and that NEMESIA_NET_ADDRESS of each is the \
@@ -143,6 +146,16 @@ impl CallParts {
             attempt: None,
         }
     }
+
+    /// Returns what the peer and this process have agreed upon, with the connection that carries its packets now.
+    pub(super) fn opened_stream(&self, link: LinkRef, line: StreamLine) -> Option<CallOutcome> {
+        let (StreamPeer { receives, further }, number) = self.stream?;
+        // The ticket of the link replaces the random numbers.
+        let known = Acquaintance { token: 0, expected: 0, number };
+        let (socket, is_caller) = (line.into_socket(), self.is_caller);
+        let entered = EnteredStream { number: self.number, socket, receives, known, further, is_caller };
+        Some(CallOutcome::Streamed(link, Box::new(entered)))
+    }
 }
 
 /// What this process has for its calls.
@@ -209,6 +222,12 @@ impl CallDesk {
         if let Some(parts) = link.and_then(|link| self.parts.get_mut(&link)) {
             parts.is_short = true;
         }
+    }
+
+    /// As [`CallDesk::lack_for`], because this has failed.
+    pub(super) fn lack(&mut self, error: &ShmError, link: Option<LinkRef>) {
+        self.shortage.record(error);
+        self.lack_for(link);
     }
 
     /// Returns what lacks in this process, with the remedy, if no connection was made for long.
@@ -315,8 +334,7 @@ impl CallDesk {
         let (words, is_passing) = match unjoined {
             Unjoined::Problem(problem) => (problem, false),
             Unjoined::Shortage(error) => {
-                self.shortage.record(&error);
-                self.lack_for(Some(link));
+                self.lack(&error, Some(link));
                 let lasting = self.lasting();
                 let is_passing = lasting.is_none();
                 (lasting.unwrap_or_else(|| error.to_string()), is_passing)

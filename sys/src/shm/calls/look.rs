@@ -125,10 +125,10 @@ impl Calls {
 
     /// Accepts connections of other machines. Returns whether none is left.
     fn accept_across<T: CallTerms>(&mut self, terms: &mut T) -> bool {
+        if self.desk.door.is_none() {
+            return true;
+        }
         for _ in 0..AT_ONCE {
-            if self.desk.door.is_none() {
-                return true;
-            }
             if !self.has_room(CarrierKind::Stream, terms) {
                 break;
             }
@@ -317,8 +317,7 @@ impl Calls {
                 self.fail(carrier, DialFault::Nothing, terms);
             }
             Err(error) if error.is_shortage() => {
-                self.desk.shortage.record(&error);
-                self.desk.lack_for(link);
+                self.desk.lack(&error, link);
                 self.fail(carrier, DialFault::Busy, terms);
             }
             Err(error) => self.abandon(link, error.to_string(), terms),
@@ -344,8 +343,7 @@ impl Calls {
             Err(error) => {
                 let error = ShmError::system("connecting to another machine", error);
                 if error.is_shortage() {
-                    self.desk.shortage.record(&error);
-                    self.desk.lack_for(link);
+                    self.desk.lack(&error, link);
                 } else {
                     self.desk.note_attempt(link, Some(format!("{at}: {error}")), false);
                 }

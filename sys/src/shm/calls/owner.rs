@@ -13,16 +13,18 @@ use nemesia_core::link::wire::{
 use nemesia_core::peers::PeerAddress;
 
 use super::desk::{CallDesk, CallParts, CarrierLine, HandOffLine, LinkCarrier, refusal};
-use super::{CallGrant, CallOutcome, CallTerms, OpenedStream};
+use super::{CallGrant, CallOutcome, CallTerms};
 use crate::error::Error;
 use crate::os::{Watch, random};
 use crate::shm::address;
 use crate::shm::joining::JoiningProcess;
 use crate::shm::segments::Unjoined;
-use crate::transport::net::{STREAM, StreamLine, StreamPeer};
+use crate::transport::net::{STREAM, StreamPeer};
 
 /// The code of the offer of segments.
 const SEGMENTS: u8 = 1;
+/// What precedes the reason for which this process has refused a call of the peer.
+const REFUSED: &str = "its call was refused: ";
 
 /// The owner of the links while they act.
 pub(super) struct CallOwner<'a, T> {
@@ -105,43 +107,23 @@ impl<T: CallTerms> CallOwner<'_, T> {
         }
     }
 
-    /// Checks what a peer on another machine offers, whose packets have this size.
+    /// Checks what a peer on another machine offers, whose packets have this size. The error is one line.
     fn check_stream(
         &self,
         peer: &PeerAddress,
         offers: LinkOffers<'_>,
         packet_bytes: u32,
-    ) -> Result<StreamPeer, LinkRefusal> {
+    ) -> Result<StreamPeer, String> {
         let at = address::decode(peer).ok().and_then(|place| address::remote(&place));
-        let door = self.desk.door.as_ref().ok_or_else(|| "the network is off".to_owned());
-        let checked = door.and_then(|door| door.check(offers, packet_bytes, at));
-        checked.map_err(|problem| refusal(RefusalCode::Shape, &problem, false))
+        let door = self.desk.door.as_ref().ok_or("the network is off")?;
+        door.check(offers, packet_bytes, at)
     }
 
-    /// Makes place for the stream of a peer that knows this process by `theirs`.
-    fn expect_stream(&mut self, link: LinkRef, offered: StreamPeer, theirs: u32) -> Result<(), LinkRefusal> {
+    /// Makes place for the stream of a peer that knows this process by `theirs`. The error is one line.
+    fn expect_stream(&mut self, link: LinkRef, offered: StreamPeer, theirs: u32) -> Result<(), String> {
         let Some(parts) = self.desk.parts.get_mut(&link) else { return Ok(()) };
         parts.stream = Some((offered, theirs));
-        let number = parts.number;
-        let ready = self.terms.expect_stream(number);
-        ready.map_err(|problem| self.desk.judge(link, problem.into(), "its call was refused: "))
-    }
-
-    /// Returns the connection of an open link between machines, to carry its packets.
-    fn opened_stream(&self, link: LinkRef, parts: &CallParts, line: StreamLine) -> Option<CallOutcome> {
-        let (StreamPeer { receives, further }, theirs) = parts.stream?;
-        let (number, is_caller) = (parts.number, parts.is_caller);
-        let socket = line.into_socket();
-        Some(CallOutcome::Streamed(Box::new(OpenedStream {
-            link,
-            number,
-            theirs,
-            socket,
-            receives,
-            is_caller,
-            further,
-            tokens: [0; 2],
-        })))
+        self.terms.expect_stream(parts.number)
     }
 
     fn bind(&mut self, link: LinkRef, carrier: CarrierRef) {
@@ -161,7 +143,8 @@ impl<T: CallTerms> CallOwner<'_, T> {
         (theirs, number): (u32, u32),
         offers: &mut OfferList,
     ) -> Result<LinkIntroduction, LinkRefusal> {
-        self.expect_stream(link, offered, theirs)?;
+        let expected = self.expect_stream(link, offered, theirs);
+        expected.map_err(|problem| self.desk.judge(link, problem.into(), REFUSED))?;
         let lost = || refusal(RefusalCode::Path, "the network is off", false);
         let introduction = self.desk.offer_stream(number, offers).ok_or_else(lost)?;
         Ok(LinkIntroduction { chosen: STREAM, ..introduction })
@@ -195,13 +178,13 @@ impl<T: CallTerms> CallOwner<'_, T> {
         let own = self.desk.ours.link(number).map_err(Unjoined::from);
         let said = (call.number, call.incarnation, 0);
         let met = own.and_then(|own| self.desk.meet(own, carrier, (peer, call.offers), said));
-        met.map_err(|unjoined| self.desk.judge(link, unjoined, "its call was refused: "))
+        met.map_err(|unjoined| self.desk.judge(link, unjoined, REFUSED))
     }
 }
 
 impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
     fn random(&mut self) -> u64 {
-        // The kernel shows the messages of a hand-off socket to its two ends only: no number has to be secret.
+        // The kernel shows the messages of a connection to its two ends only: no number has to be secret.
         random().map_or(0, u64::from_le_bytes)
     }
 
@@ -281,8 +264,7 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
         let own = match self.desk.ours.link(number) {
             Ok(own) => own,
             Err(Error::Shm(error)) => {
-                self.desk.shortage.record(&error);
-                self.desk.lack_for(Some(link));
+                self.desk.lack(&error, Some(link));
                 return None;
             }
             Err(_) => return None,
@@ -301,7 +283,10 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
         offers: &mut OfferList,
     ) -> Result<LinkIntroduction, LinkRefusal> {
         let stream = match self.desk.is_stream(carrier) {
-            true => Some(self.check_stream(peer, call.offers, call.packet_bytes)?),
+            true => {
+                let checked = self.check_stream(peer, call.offers, call.packet_bytes);
+                Some(checked.map_err(|problem| refusal(RefusalCode::Shape, &problem, false))?)
+            }
             false => None,
         };
         let CallGrant { number, units, word } = self.terms.decide(peer).map_err(|(words, is_passing)| {
@@ -328,7 +313,7 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
             let checked = self.check_stream(&peer, answer.offers, answer.packet_bytes);
             return match checked.and_then(|offered| self.expect_stream(link, offered, answer.number)) {
                 Ok(()) => PathResult::Up(STREAM, ""),
-                Err(refusal) => PathResult::Failed(refusal),
+                Err(problem) => PathResult::Failed(self.desk.judge(link, problem.into(), "")),
             };
         }
         let met = match own.zip(carrier) {
@@ -373,7 +358,7 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
                 }
                 self.desk.shortage.end();
                 let opened = match it.and_then(|it| it.line) {
-                    Some(CarrierLine::Stream(line)) => self.opened_stream(link, &parts, *line),
+                    Some(CarrierLine::Stream(line)) => parts.opened_stream(link, *line),
                     _ => parts.joining.take().map(CallOutcome::Opened),
                 };
                 self.desk.outcomes.extend(opened.map(|opened| (parts.peer, opened)));

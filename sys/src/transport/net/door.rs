@@ -17,7 +17,6 @@ use nemesia_core::port::memory::{Address, ConnectError};
 use nemesia_core::port::placement::ByteStream as _;
 use nemesia_core::wire::placement::PLACEMENT_VERSION;
 
-use super::CHECK_NETWORK;
 use super::choice::socket_options;
 use crate::config::Config;
 use crate::os::descriptor::{self, accept};
@@ -312,6 +311,6 @@ impl Departing {
 pub(crate) fn refused_connection(at: SocketAddr) -> String {
     format!(
         "{at} refuses the connection: its process has ended, or a firewall rejects it, or another machine has the \
-         address as well (docker0, virbr0: set NEMESIA_NET_ADDRESS to another network){CHECK_NETWORK}"
+         address as well (docker0, virbr0: set NEMESIA_NET_ADDRESS to another network)"
     )
 }

@@ -56,8 +56,9 @@ pub(crate) struct EnteredStream {
     pub(crate) receives: u32,
     /// What both have agreed upon for further streams.
     pub(crate) known: Acquaintance,
-    /// The address at which this process requests further streams, if it does and not the peer.
+    /// The address at which the peer takes further streams.
     pub(crate) further: Option<Address>,
+    /// Whether this process requests them, as it has called, and not the peer.
     pub(crate) is_caller: bool,
 }
 
@@ -69,8 +70,6 @@ pub(super) struct GrowingPeers {
     used: u32,
     /// The connections for which buffers lack.
     waiting: Vec<EnteredStream>,
-    /// The addresses at which further streams are requested.
-    further: Vec<(PeerId, Address)>,
     /// The numbers whose connections have become ready, and why others will not.
     ready: VecDeque<PeerId>,
     failed: VecDeque<(PeerId, String)>,
@@ -105,14 +104,8 @@ impl GrowingPeers {
         self.stage(number) == NumberStage::Open
     }
 
-    /// Returns the address at which this process requests further streams of a peer.
-    pub(super) fn further(&self, number: PeerId) -> Option<Address> {
-        self.further.iter().find(|(of, _)| *of == number).map(|(_, address)| *address)
-    }
-
     fn forget(&mut self, number: PeerId) {
         self.waiting.retain(|it| it.number != number);
-        self.further.retain(|(of, _)| *of != number);
         self.ready.retain(|of| *of != number);
         self.failed.retain(|(of, _)| *of != number);
     }
@@ -145,7 +138,6 @@ impl NetPort {
             stages: Vec::new(),
             used: 0,
             waiting: Vec::new(),
-            further: Vec::new(),
             ready: VecDeque::new(),
             failed: VecDeque::new(),
             key,
@@ -196,9 +188,8 @@ impl NetPort {
     /// [`NetPort::next_failed`] follows.
     pub(crate) fn enter_stream(&mut self, entered: EnteredStream) {
         let Some(growing) = &mut self.growing else { return };
-        let EnteredStream { number, known, further, is_caller, .. } = entered;
+        let EnteredStream { number, known, .. } = entered;
         with!(&mut self.any, it => it.channel.expect(number, Some(known)));
-        growing.further.extend(further.filter(|_| is_caller).map(|address| (number, address)));
         growing.waiting.push(entered);
         self.adopt_waiting();
     }
@@ -208,7 +199,7 @@ impl NetPort {
         let (Some(growing), AnyChannel::Tcp(it)) = (&mut self.growing, &mut self.any) else { return };
         let mut adopted_now = Vec::new();
         for entered in std::mem::take(&mut growing.waiting) {
-            let EnteredStream { number, socket, receives, is_caller, .. } = entered;
+            let EnteredStream { number, socket, receives, further, is_caller, .. } = entered;
             let mut socket = Some(socket);
             let adopted = it.channel.adopt(number, (receives, is_caller), |port| {
                 let taken = socket.take().ok_or(ConnectError::State)?;
@@ -218,7 +209,7 @@ impl NetPort {
                 })
             });
             match (adopted, socket) {
-                (Ok(()), _) => adopted_now.push(number),
+                (Ok(()), _) => adopted_now.push((number, further)),
                 (
                     Err(JoinError::Buffers { .. } | JoinError::Connect(ConnectError::Full { .. })),
                     Some(socket),
@@ -228,8 +219,8 @@ impl NetPort {
                 (Err(error), _) => growing.failed.push_back((number, error.to_string())),
             }
         }
-        growing.ready.extend(&adopted_now);
-        adopted_now.into_iter().for_each(|number| self.want_streams(number));
+        growing.ready.extend(adopted_now.iter().map(|(number, _)| *number));
+        adopted_now.into_iter().for_each(|(number, further)| self.want_streams(number, further));
     }
 
     /// Returns whether connections wait for buffers, or for [`NetPort::next_ready`] or [`NetPort::next_failed`].

@@ -75,7 +75,10 @@ impl NetPort {
         }
         for event in events {
             match *event {
-                ChannelEvent::Up { peer, rail: 0 } => self.want_streams(peer),
+                ChannelEvent::Up { peer, rail: 0 } => {
+                    let to = self.addresses.get(peer as usize).copied().flatten();
+                    self.want_streams(peer, to);
+                }
                 ChannelEvent::Up { peer, rail } => {
                     let count = self.streams.count;
                     let Some(it) = self.streams.find(peer, rail) else { continue };
@@ -104,16 +107,12 @@ impl NetPort {
         self.request_streams();
     }
 
-    /// Requests the further connections with a peer whose first one is there, if there are to be some.
-    pub(super) fn want_streams(&mut self, peer: PeerId) {
+    /// Requests the further connections with a peer whose first one is there, at this address, if there are to be some.
+    pub(super) fn want_streams(&mut self, peer: PeerId, to: Option<Address>) {
         if self.streams.count < 2 {
             return;
         }
         self.streams.forget(peer);
-        let to = match &self.growing {
-            Some(growing) => growing.further(peer),
-            None => self.addresses.get(peer as usize).copied().flatten(),
-        };
         let (Some(to), true) = (to, with!(&self.any, it => it.channel.has_requested(peer))) else { return };
         let stage = StreamStage::Due(Instant::now());
         self.streams.wanted.push(WantedStream { peer, rail: 1, to, stage, tries: 0 });

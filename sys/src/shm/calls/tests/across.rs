@@ -125,7 +125,7 @@ fn answer(process: &mut CallingProcess, mut stream: TcpStream, call: &[u8]) -> S
 }
 
 /// Returns the outcomes of two processes when one has called the other.
-fn opened(one: &mut CallingProcess, two: &mut CallingProcess) -> [Box<OpenedStream>; 2] {
+fn opened(one: &mut CallingProcess, two: &mut CallingProcess) -> [Box<EnteredStream>; 2] {
     one.speak(two);
     let (mut ours, mut theirs) = (None, None);
     let begun = Instant::now();
@@ -133,7 +133,7 @@ fn opened(one: &mut CallingProcess, two: &mut CallingProcess) -> [Box<OpenedStre
         for (process, opened) in [(&mut *one, &mut ours), (&mut *two, &mut theirs)] {
             process.attend();
             match process.outcome() {
-                Some(CallOutcome::Streamed(stream)) => *opened = Some(stream),
+                Some(CallOutcome::Streamed(_, stream)) => *opened = Some(stream),
                 None => {}
                 Some(other) => panic!("{other:?}"),
             }
@@ -148,9 +148,9 @@ fn the_connection_of_a_call_becomes_the_stream_of_both_and_nothing_of_the_call_i
     let (mut one, mut two) = (lone(), lone());
     let [mut ours, mut theirs] = opened(&mut one, &mut two);
     assert_eq!((ours.is_caller, theirs.is_caller, ours.receives), (true, false, 3));
-    // Each expects what the other one shows, and nobody else knows it.
-    assert!(ours.tokens[0] == theirs.tokens[1] && ours.tokens[1] == theirs.tokens[0]);
-    assert_ne!(ours.tokens[0], ours.tokens[1]);
+    // Each process expects the random number that the other one shows.
+    assert!(ours.known.token == theirs.known.expected && ours.known.expected == theirs.known.token);
+    assert_ne!(ours.known.token, ours.known.expected);
     assert_eq!(ours.further, tcp::address_at(place(&two), 5));
     for (from, to) in [(0, 1), (1, 0)] {
         let mut both = [&mut ours, &mut theirs].map(|it| it.socket.stream());
@@ -242,7 +242,7 @@ fn a_call_whose_connection_was_closed_unread_is_made_again() {
         two.attend();
         match (one.outcome(), two.outcome()) {
             (None, None) => assert!(begun.elapsed() < LIMIT),
-            (Some(CallOutcome::Streamed(_)), _) | (_, Some(CallOutcome::Streamed(_))) => break,
+            (Some(CallOutcome::Streamed(..)), _) | (_, Some(CallOutcome::Streamed(..))) => break,
             other => panic!("{other:?}"),
         }
     }
