@@ -264,8 +264,7 @@ pub enum Error {
         /// The problem, and the remedy.
         problem: String,
     },
-    /// The process of an address runs on another machine, and one of both takes no part in the network: it has no key
-    /// of the job.
+    /// The process of an address runs on another machine, and one of both takes no part in the network.
     #[error("cannot connect: {problem}")]
     Apart {
         /// The problem, and the remedy.

@@ -232,11 +232,11 @@ pub(crate) struct LocalProcess {
 }
 
 impl LocalProcess {
-    /// Begins to listen for calls of processes that opened alone, as this one; with a door also for those of other
-    /// machines.
-    pub(crate) fn listen(&self, watch: &mut Watch, door: Option<StreamDoor>) -> Result<Calls, Error> {
+    /// Begins to listen for calls of this machine, as a process without ranks beside it. `door` is the place for calls
+    /// of other machines, or why there is none.
+    pub(crate) fn listen(&self, watch: &mut Watch, door: Result<StreamDoor, String>) -> Result<Calls, Error> {
         let place = (self.world.bind()?, door);
-        Calls::listen(Arc::clone(&self.world), Arc::clone(&self.ours), place, watch)
+        Calls::listen((Arc::clone(&self.world), Arc::clone(&self.ours)), place, &[], watch)
     }
 
     /// Returns the number of previous starts of its rank.

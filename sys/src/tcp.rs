@@ -12,7 +12,7 @@ use std::io;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nemesia_core::payload::{GatherList, ScatterList, Segment};
@@ -405,6 +405,17 @@ pub(crate) fn connect_from(ip: IpAddr, to: SocketAddr, sockets: SocketOptions) -
     }
     start(&socket.stream, to)?;
     Ok(socket)
+}
+
+/// Reserves a port of this IP address of this machine for a socket that listens later
+/// ([`begin_listening`](os::descriptor::begin_listening)). Until then the kernel refuses connections, and it gives the
+/// port to no other socket. The standard library would set `SO_REUSEADDR`, with which it may.
+pub(crate) fn reserve(ip: IpAddr) -> io::Result<TcpListener> {
+    let at = SocketAddr::new(ip, 0);
+    let socket = unconnected(at)?;
+    os::close_in_children(socket.as_fd());
+    with_name(libc::bind, &socket, at)?;
+    Ok(TcpListener::from(OwnedFd::from(socket)))
 }
 
 /// As [`connect`], for a socket without options.

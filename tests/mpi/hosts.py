@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import secrets
 import shutil
 import subprocess
 
@@ -51,12 +50,12 @@ class Hosts:
 
 @contextlib.contextmanager
 def two_hosts(place):
-    """Makes the namespaces, and a key of the job."""
+    """Makes the namespaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise Unavailable("only root can make network namespaces, with the program ip (package iproute2)")
     names = [f"nemesia-mpi-{os.getpid()}-{host}" for host in (0, 1)]
     links = [f"nm{os.getpid() % 1000000}h{host}" for host in (0, 1)]
-    key, agent = place / "key", place / "agent"
+    agent = place / "agent"
     with contextlib.ExitStack() as made:
         for name in names:
             ip("netns", "add", name)
@@ -67,11 +66,9 @@ def two_hosts(place):
             ip("-n", name, "addr", "add", f"{Hosts.address(host)}/24", "dev", link)
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", link, "up")
-        write(key, secrets.token_hex(32), 0o600)
-        made.callback(key.unlink)
         write(agent, AGENT.format(prefix=names[0].rpartition("-")[0]), 0o700)
         made.callback(agent.unlink)
-        yield Hosts(names, "10.123.7.0/24", {"NEMESIA_JOB_KEY_FILE": str(key), "NEMESIA_NET": "tcp"}, agent)
+        yield Hosts(names, "10.123.7.0/24", {"NEMESIA_NET": "tcp"}, agent)
 
 
 def write(path, text, mode):

@@ -2,11 +2,7 @@
 //! killed and replaced. No message reaches another process than it was sent to, and nothing is left.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::Write as _;
 use std::ops::RangeInclusive;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -57,21 +53,13 @@ fn few_processes_are_replaced_so_often_that_all_slots_are_used_again() -> Result
     come_and_go(5, 3 * rounds(20))
 }
 
-/// Inside a host the processes share memory, and between the hosts they prove the key of the job.
+/// Inside a host the processes share memory, and between the hosts they prove that they were given addresses.
 #[test]
 fn processes_of_two_hosts_are_killed_and_replaced_and_never_mixed_up() -> Result<(), String> {
     let name = "processes_of_two_hosts_are_killed_and_replaced_and_never_mixed_up";
     let Some(hosts) = hosts(name, SCRATCH) else { return Ok(()) };
-    let key = hosts.place().join("key");
-    write_key(&key).map_err(|error| format!("{}: {error}", key.display()))?;
-    let job = PipedJob::new(PEER, SCRATCH)?.env("NEMESIA_JOB_KEY_FILE", &key.to_string_lossy());
+    let job = PipedJob::new(PEER, SCRATCH)?.env("NEMESIA_NET", "tcp");
     come_and_go_in(job, Some(hosts), 8, rounds(20))
-}
-
-/// Writes the key of a job to a file that only its owner may read.
-fn write_key(path: &Path) -> std::io::Result<()> {
-    let mut file = File::options().create_new(true).write(true).mode(0o600).open(path)?;
-    file.write_all("3c".repeat(32).as_bytes())
 }
 
 #[test]

@@ -46,17 +46,23 @@ const fn mix(word: u64, seed: u64) -> u64 {
     (product as u64) ^ (product >> 64) as u64
 }
 
-impl fmt::Debug for PeerAddress {
+impl fmt::Display for PeerAddress {
+    /// Writes the bytes as hexadecimal digits, without the token of the process: it is a secret of those that were given
+    /// the address.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The token of the process is a secret of those that were given its address.
         let (head, rest) = self.0.split_at(TOKEN.start);
         let rest = rest.get(TOKEN.len()..).unwrap_or(&[]);
         let used = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        f.write_str("PeerAddress(")?;
         head.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
         f.write_str("..")?;
-        rest.iter().take(used).try_for_each(|byte| write!(f, "{byte:02x}"))?;
-        f.write_str(")")
+        rest.iter().take(used).try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for PeerAddress {
+    /// As [`Display`](fmt::Display).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PeerAddress({self})")
     }
 }
 

@@ -3,7 +3,8 @@
 //! One process of each group leads. The calling leader sends its *call* with the addresses of its group, in their
 //! order. The accepting leader *answers* with those of its own group, or *refuses*. The caller then *confirms*, or
 //! *withdraws* its call if it has not waited for the answer. Both leaders then send the *members* of the other group to
-//! their own members, or that the meeting has *failed*.
+//! their own members, or that the meeting has *failed*. Before all that, each member says to its leader that it is
+//! *present*: it takes calls of the other group from now on.
 //!
 //! All integers are little-endian. A list of addresses travels in as many messages as it needs, in order.
 //!
@@ -13,7 +14,7 @@
 //! | 4-7 | the addresses of the whole list |
 //! | 8-11 | the position of the first one of this message |
 //! | 12-15 | 0 |
-//! | 16-23 | the token of the call, which its sender has drawn; from a leader to its members, that of the meeting |
+//! | 16-23 | the token of the call, which its sender has drawn; between a leader and its members, that of the meeting |
 //! | 24- | the addresses, of 64 bytes each |
 #![forbid(unsafe_code)]
 
@@ -45,10 +46,12 @@ pub enum MeetingKind {
     Members,
     /// There was no meeting.
     Failed,
+    /// A member has begun to meet.
+    Present,
 }
 
 impl MeetingKind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Call,
         Self::Answer,
         Self::Refusal,
@@ -56,6 +59,7 @@ impl MeetingKind {
         Self::Withdrawal,
         Self::Members,
         Self::Failed,
+        Self::Present,
     ];
 
     /// Returns whether such messages have a list of addresses. It is never empty.
@@ -126,7 +130,7 @@ mod tests {
             MeetingMessage { kind: MeetingKind::Call, token: 5, total: 9, first: 6, addresses: &addresses };
         let failed = MeetingMessage::bare(MeetingKind::Failed, 1);
         let mut bytes = [0; MOST_MEETING_BYTES];
-        for message in [call, failed] {
+        for message in [call, failed, MeetingMessage::bare(MeetingKind::Present, 2)] {
             let len = message.encode(&mut bytes);
             assert_eq!(MeetingMessage::decode(&bytes[..len]), Some(message));
             assert_eq!(MeetingMessage::decode(&bytes[..len - 1]), None);
@@ -145,7 +149,7 @@ mod tests {
         }
         let long = [0; 64 * ADDRESS_BYTES];
         assert_eq!(MeetingMessage { addresses: &long, ..call }.encode(&mut bytes), 0);
-        for kind in [0, 8, u32::MAX] {
+        for kind in [0, 9, u32::MAX] {
             let len = failed.encode(&mut bytes);
             bytes[..4].copy_from_slice(&kind.to_le_bytes());
             assert_eq!(MeetingMessage::decode(&bytes[..len]), None);

@@ -187,7 +187,7 @@ unsafe extern "C" fn lookup(vector: *mut fid_av, number: u64, out: *mut c_void, 
     })
 }
 
-/// Writes an address as hexadecimal digits.
+/// Writes an address as hexadecimal digits, without its token: whoever has that may call the process.
 unsafe extern "C" fn text(
     _vector: *mut fid_av,
     address: *const c_void,
@@ -201,8 +201,7 @@ unsafe extern "C" fn text(
     }
     // SAFETY: the application's address.
     let bytes = unsafe { address.cast::<[u8; ADDRESS_BYTES]>().read_unaligned() };
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let text = format!("nemesia://{digits}");
+    let text = format!("nemesia://{}", PeerAddress::from_bytes(bytes));
     let count = text.len().min(length.saturating_sub(1));
     if *length > 0 {
         // SAFETY: the application's place has so many bytes.

@@ -50,8 +50,7 @@ impl From<&Error> for Errno {
             Error::Unpaid(_) => Self::NO_MEMORY,
             Error::PeerFailed { .. } | Error::NoPeer(_) => Self::ENDED,
             Error::Truncated(_) => Self::TRUNCATED,
-            // MPIs print the text of the number: "Required key not available".
-            Error::Refused { refusal: Refusal::Key, .. } | Error::Apart { .. } => Self::NO_KEY,
+            Error::Refused { refusal: Refusal::Key, .. } => Self::NO_KEY,
             Error::Refused { refusal: Refusal::Access, .. } => Self(bindings::FI_EACCES),
             Error::Refused { .. } => Self::INVALID,
             Error::Cancelled => Self::CANCELLED,
@@ -60,7 +59,10 @@ impl From<&Error> for Errno {
             Error::Address { .. } | Error::Rank { .. } | Error::List => Self::INVALID,
             Error::Config(_) => Self::INVALID,
             Error::Shm(_) | Error::Layout(_) => Self::NO_MEMORY,
-            Error::Transport { .. } | Error::Net { .. } => Self(bindings::FI_ENETUNREACH),
+            // MPIs print the text of the number: "Network is unreachable".
+            Error::Apart { .. } | Error::Transport { .. } | Error::Net { .. } => {
+                Self(bindings::FI_ENETUNREACH)
+            }
             _ => Self::OTHER,
         }
     }

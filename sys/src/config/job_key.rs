@@ -93,9 +93,9 @@ pub(crate) fn key_from_hex(text: &str) -> Option<JobKey> {
 impl Config {
     /// Sets the key of the job: 32 random bytes, the same in all its processes and known to no other process. Processes
     /// on different machines prove to each other that they know it; it is never sent between them. Without this call
-    /// and without `NEMESIA_JOB_KEY_FILE`, rank 0 draws a key, and the exchange carries it to the other processes:
-    /// every process that can read the launcher's key space can then join the job. An endpoint that opens alone
-    /// ([`Endpoint::alone`](crate::Endpoint::alone)) takes part in the network only with a key from its settings.
+    /// and without `NEMESIA_JOB_KEY_FILE`, a process that was given an address may call it
+    /// ([`Endpoint::address`](crate::Endpoint::address)), and ranks that connect at the start prove a key that rank 0
+    /// draws: every process that can read the launcher's key space can then join the job.
     #[must_use]
     pub fn job_key(self, key: [u8; 32]) -> Self {
         let key = JobKeySource::Program(JobKey::from_bytes(key));

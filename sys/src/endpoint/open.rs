@@ -117,10 +117,9 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Begins to listen for the calls of others: those of this machine, and of other ones if the endpoint has a port to
-    /// them.
+    /// Begins to listen for the calls of this machine, with a place for those of other ones.
     fn listen(&mut self) -> Result<Calls, Error> {
-        let door = network::listen(self)?;
+        let door = network::find_door(&self.config, &mut self.warnings)?;
         self.here.listen(&mut self.waiter.watch, door)
     }
 
@@ -162,8 +161,12 @@ impl Endpoint {
         warnings.extend(more);
         // The only rank of a world has further peers as an endpoint that opens alone.
         let is_alone = growing.is_some() || size == 1;
-        let remote = (remote, exchange.incarnation(), is_alone);
-        let net = join_network(config, remote, &attached.origin, (&mut facts, &mut watch, &mut warnings))?;
+        let grows = is_alone || time == Some(ConnectTime::OnDemand);
+        let mut net = connect_remote(config, remote, exchange.incarnation(), (&mut facts, &mut watch, &mut warnings))?;
+        if net.is_none() && grows {
+            let sizes = (ranks.0, port.packet_bytes());
+            net = network::open_small(config, sizes, &attached.origin, (&mut watch, &mut warnings))?;
+        }
         let net_address = net.as_ref().and_then(NetPort::address);
         let port = ports::join(port, net, &facts.remote);
         let engine = start(config, port, (rank, size), (growing, time.is_some()), (units, stored));
@@ -333,19 +336,6 @@ impl Endpoint {
             explanation.warnings.iter().for_each(|warning| events::warning(warning));
         }
     }
-}
-
-/// Opens the port to other machines: that of a world, or that of an endpoint that opens alone.
-fn join_network(
-    config: &Config,
-    (remote, incarnation, is_alone): (RemoteRanks, u64, bool),
-    origin: &Arc<ProcessOrigin>,
-    (facts, watch, warnings): (&mut route::Facts, &mut Watch, &mut Vec<String>),
-) -> Result<Option<NetPort>, Error> {
-    if is_alone {
-        return network::open(config, origin, (watch, warnings));
-    }
-    connect_remote(config, remote, incarnation, (facts, watch, warnings))
 }
 
 /// Connects with the ranks on other machines, unless they connect on demand, and records how they are reached. If this

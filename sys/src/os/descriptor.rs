@@ -50,16 +50,13 @@ pub(crate) fn pair() -> io::Result<(UnixStream, UnixStream)> {
     Ok((above_standard(one)?, above_standard(other)?))
 }
 
-/// Listens at an address of this machine, without blocking. The kernel queues as many connections as the system
+/// Begins to listen on a socket that has a port and does not block. The kernel queues as many connections as the system
 /// permits (the standard library asks for 128): if the queue is full, it drops requests, and callers repeat theirs
 /// after seconds only.
-pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
-    let listener = TcpListener::bind(at).and_then(above_standard)?;
+pub(crate) fn begin_listening(listener: &TcpListener) -> io::Result<()> {
     // SAFETY: takes no pointers.
     checked(unsafe { libc::listen(listener.as_raw_fd(), libc::SOMAXCONN) })?;
-    listener.set_nonblocking(true)?;
-    check_accept(listener.as_fd())?;
-    Ok(listener)
+    check_accept(listener.as_fd())
 }
 
 /// Checks that connections may be accepted from a new listener, which does not block. Where a sandbox refuses that,

@@ -13,7 +13,8 @@
 //!
 //! A stranger is any process that connects. It costs one place until its call has come, for a limited time. Inside a
 //! machine, the kernel's word about its user and process is compared with the address that it claims. Between machines,
-//! it proves that it knows this process's address and the key of the job, and calls from the IP address that it claims.
+//! it proves that it was given this process's address, and knows the key of the job if there is one, and calls from the
+//! IP address that it claims.
 //!
 //! A caller that has our answer may be stopped before it confirms, for any time. While it lives, its place is kept as
 //! long as no other process needs it.
@@ -27,6 +28,7 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nemesia_core::job_key::{JobKey, KEY_BYTES};
 use nemesia_core::link::address::LinkAddress;
 use nemesia_core::link::machine::slots::{CarrierSlot, LinkSlot, LinkStorage, RankSlot};
 use nemesia_core::link::machine::table::{LinkProcess, Links};
@@ -35,6 +37,8 @@ use nemesia_core::link::machine::terms::{
 };
 use nemesia_core::link::wire::{LeaveManner, LinkService};
 use nemesia_core::peers::PeerAddress;
+use nemesia_core::port::channel::Acquaintance;
+use nemesia_core::port::memory::Address;
 use nemesia_core::slab::{List, Slot};
 
 use super::address;
@@ -79,6 +83,13 @@ pub(crate) trait CallTerms {
 
     /// A process with this address has sent a message over a new connection: a former one may have ended.
     fn hear_from(&mut self, peer: &PeerAddress);
+
+    /// Returns the address at which this process takes further streams of peers on other machines. The port to them is
+    /// opened if it is not open yet.
+    ///
+    /// # Errors
+    /// One line.
+    fn open_port(&mut self) -> Result<Address, String>;
 
     /// Makes place for the stream of the peer that this process knows by `number`.
     ///
@@ -126,45 +137,45 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Listens for calls, with a door also for those of other machines.
+    /// Listens for calls of this machine. `door` is the place for those of other ones, or why there is none. The ranks
+    /// of the world have these addresses, and were started so often before; a process that opens alone has none.
     pub(super) fn listen(
-        world: Arc<ShmWorld>,
-        ours: Arc<OwnSegments>,
-        (listener, door): (HandoffListener, Option<StreamDoor>),
-        watch: &mut Watch,
-    ) -> Result<Self, Error> {
-        let place = world.address(&listener);
-        let place = door.as_ref().map_or(place, |door| address::with_remote(place, door.place()));
-        Self::listen_as((world, ours), (listener, door, place), &[], watch)
-    }
-
-    /// As [`Calls::listen`], for a process that has its address. The ranks of its world have these addresses, and were
-    /// started so often before.
-    pub(super) fn listen_as(
         (world, ours): (Arc<ShmWorld>, Arc<OwnSegments>),
-        (listener, mut door, place): (HandoffListener, Option<StreamDoor>, LinkAddress),
+        (listener, door): (HandoffListener, Result<StreamDoor, String>),
         ranks: &[(PeerAddress, u64)],
         watch: &mut Watch,
     ) -> Result<Self, Error> {
         watch.attend(listener.as_fd())?;
+        let place = place_of(&world, &listener, door.as_ref().ok());
+        let (mut door, closed) = match door {
+            Ok(door) => (Some(Box::new(door)), String::new()),
+            Err(why) => (None, why),
+        };
         if let Some(door) = &mut door {
-            watch.attend(door.descriptor())?;
             door.expect(u64::from(world.size - 1));
         }
         // A call wakes a process that sleeps.
         watch.expect_sleep()?;
         let rank = (!ranks.is_empty()).then_some(world.rank);
         let incarnation = world.incarnation;
-        let job = door.as_ref().map(StreamDoor::key);
+        let job = door.as_ref().and_then(|door| door.key());
         let process = LinkProcess { job, rank, incarnation, ..LinkProcess::alone(place) };
         let ranks = ranks.iter().map(|(address, started)| RankSlot::new(*address, *started)).collect();
         let lent = (Vec::new(), vec![List::new(); BUCKETS], Vec::new(), ranks);
         let limit = Duration::from_secs(world.config.timeout_seconds.into());
         let links = Links::new(process, LinkLimits::new(limit), lent, [random()?, random()?]);
         let shortage = Shortage::among(u64::from(world.size - 1));
-        let desk = CallDesk::new((world, ours), (place, door.map(Box::new)), shortage);
+        let desk = CallDesk::new((world, ours), (place, door, closed), shortage);
         let (freed, start) = (Vec::new(), Instant::now());
         Ok(Self { links, desk, listener, start, freed, more: false })
+    }
+
+    /// Takes calls of other machines from now on, if this process has a place for them.
+    ///
+    /// # Errors
+    /// The kernel refuses to listen.
+    pub(crate) fn open_door(&self, watch: &Watch) -> Result<(), Error> {
+        self.desk.door.as_ref().map_or(Ok(()), |door| Ok(door.open(watch)?))
     }
 
     /// Returns the address of this process.
@@ -199,15 +210,14 @@ impl Calls {
         if place.shares_machine(&self.desk.place) {
             return Ok(None);
         }
-        let lacks = match (address::remote(&self.desk.place), address::remote(&place)) {
+        let lacks = match (&self.desk.door, address::remote(&place)) {
             (Some(_), Some(remote)) => return Ok(Some(remote)),
-            (None, _) => "this endpoint takes no part in the network",
-            (Some(_), None) => "that endpoint takes no part in the network",
+            (None, _) => format!("this endpoint reaches none: {}", self.desk.closed),
+            (Some(_), None) => "that endpoint takes no calls of others: set NEMESIA_NET to auto or tcp there, and \
+                                NEMESIA_NET_ADDRESS if it has no default route"
+                .to_owned(),
         };
-        Err(format!(
-            "it is the address of another machine or network namespace, and {lacks}: set NEMESIA_JOB_KEY_FILE in \
-             both processes, and NEMESIA_NET to auto or tcp"
-        ))
+        Err(format!("it is the address of another machine or network namespace, and {lacks}"))
     }
 
     /// Returns whether there are connections to look at, even if no descriptor is readable.
@@ -269,13 +279,18 @@ impl Calls {
     /// Returns the next call whose state has changed, with its peer.
     pub(crate) fn next_outcome(&mut self) -> Option<(PeerAddress, CallOutcome)> {
         let (peer, mut outcome) = self.desk.outcomes.pop_front()?;
-        if let CallOutcome::Streamed(link, entered) = &mut outcome
-            && let Some(ticket) = self.links.ticket(*link, 0)
-        {
-            let half = |at: usize| ticket[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        if let CallOutcome::Streamed(link, entered) = &mut outcome {
+            let tickets = [0, 1, 2].map(|number| self.links.ticket(*link, number));
+            let [Some(tokens), Some(key), Some(rest)] = tickets else {
+                return Some((peer, CallOutcome::Undone(String::new())));
+            };
+            let half = |at: usize| tokens[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
             let (caller, called) = (half(0), half(8));
             let (token, expected) = if entered.is_caller { (caller, called) } else { (called, caller) };
-            (entered.known.token, entered.known.expected) = (token, expected);
+            let mut bytes = [0; KEY_BYTES];
+            bytes.iter_mut().zip(key.into_iter().chain(rest)).for_each(|(to, from)| *to = from);
+            let key = JobKey::from_bytes(bytes);
+            entered.known = Acquaintance { token, expected, key, ..entered.known };
         }
         Some((peer, outcome))
     }
@@ -377,6 +392,16 @@ impl Calls {
             door.depart(departures, deadline);
         }
     }
+}
+
+/// Returns the address of this process, which listens here, and has this place for calls of other machines.
+pub(super) fn place_of(
+    world: &ShmWorld,
+    listener: &HandoffListener,
+    door: Option<&StreamDoor>,
+) -> LinkAddress {
+    let place = world.address(listener);
+    door.map_or(place, |door| address::with_remote(place, door.place()))
 }
 
 #[cfg(test)]

@@ -13,21 +13,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nemesia_core::link::address::LinkAddress;
 use nemesia_core::peers::PeerAddress;
 
-use super::address;
 use super::calls::Calls;
 use super::peer::{self, Cpus, ShmWorld};
 use super::segments::OwnSegments;
 use crate::bootstrap::Exchange;
-use crate::config::NetChoice;
 use crate::error::Error;
 use crate::events;
 use crate::os::{HandoffConnection, HandoffListener, ProcessOrigin, ShmError, Watch, limits};
-use crate::transport::hosts::{self, DemandRanks, HostAddress, MemberAddress, OUTSIDE, RemoteRanks};
+use crate::transport::hosts::{self, HostAddress, MemberAddress, RemoteRanks};
 use crate::transport::net::{NetPort, RemoteMember, StreamDoor};
-use card::ProcessCard;
+use card::{ProcessCard, permits_demand};
 
 /// The time after which a connection is tried again that failed for a shortage of this process.
 const AGAIN_AFTER: Duration = Duration::from_millis(10);
@@ -87,13 +84,31 @@ pub(super) fn connect(
     if exchange.incarnation() > 0 {
         return come_back(world, (ours, origin), exchange, listener);
     }
-    let cards = cards(world, &listener, exchange)?;
+    let mut warnings = Vec::new();
+    let mut door = match permits_demand(world) {
+        true => StreamDoor::find(&world.config, &mut warnings)?,
+        false => Err("the ranks of its world connect at the start".into()),
+    };
+    let called = door.as_ref().ok().map(StreamDoor::place);
+    let mut cards = cards(world, (&listener, called), exchange)?;
     let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
-    let on_demand = cards.iter().all(|card| card.on_demand);
-    let place = world.address(&listener);
-    let mut remote = find_remote(world, exchange, (&cards, &hosts, on_demand), place, origin, deadline)?;
     let is_together = hosts::are_together(&hosts);
-    let time = match on_demand && (is_together || remote.demand.is_some()) {
+    if let Ok(door) = door.as_ref()
+        && !is_together
+    {
+        // Before the barrier of what is exchanged next: ranks on other machines may call at once after it.
+        door.open(&watch)?;
+    }
+    let on_demand = cards.iter().all(|card| card.on_demand);
+    let mut remote = find_remote(world, exchange, (&cards, &hosts), origin, deadline)?;
+    remote.warnings.splice(..0, warnings);
+    let has_door = is_together || remote.demand.is_some();
+    if !has_door {
+        // The port to the other ranks is no port to others.
+        door = Err("the ranks of its world connect at the start".into());
+        cards.iter_mut().for_each(|card| card.called = None);
+    }
+    let time = match on_demand && has_door {
         true => ConnectTime::OnDemand,
         false => ConnectTime::Start,
     };
@@ -101,9 +116,7 @@ pub(super) fn connect(
         limits::require_peers(size - 1)?;
     }
     let ranks = ranks(world, &cards, &remote)?;
-    let place = at_place(world, place, &remote);
-    let door = remote.demand.as_mut().and_then(|demand| demand.door.take());
-    let calls = listen(world, ours, (listener, door, place), &ranks, &mut watch)?;
+    let calls = listen(world, ours, (listener, door), &ranks, &mut watch)?;
     Ok(ShmMeeting { watch, gone: Vec::new(), remote, calls: Some((calls, time)), ranks })
 }
 
@@ -111,37 +124,21 @@ pub(super) fn connect(
 fn listen(
     world: &Arc<ShmWorld>,
     ours: &Arc<OwnSegments>,
-    place: (HandoffListener, Option<StreamDoor>, LinkAddress),
+    place: (HandoffListener, Result<StreamDoor, String>),
     ranks: &[RankProcess],
     watch: &mut Watch,
 ) -> Result<Calls, Error> {
     let ranks: Vec<_> = ranks.iter().map(|rank| (rank.address, rank.incarnation)).collect();
-    Calls::listen_as((Arc::clone(world), Arc::clone(ours)), place, &ranks, watch)
-}
-
-/// Returns the place of this process, with that at which it takes calls of other machines if it does.
-fn at_place(world: &ShmWorld, place: LinkAddress, remote: &RemoteRanks) -> LinkAddress {
-    let own = remote.demand.as_ref().and_then(|demand| demand.addresses.get(world.rank as usize));
-    own.and_then(Calls::remote_of).map_or(place, |own| address::with_remote(place, own))
-}
-
-/// Checks that the addresses of the ranks on other machines name a place there.
-fn check_places(remote: &RemoteRanks, demand: &DemandRanks) -> Result<(), Error> {
-    let mut ranks = (0..demand.addresses.len()).filter(|rank| remote.contains(*rank));
-    let Some(rank) = ranks.find(|rank| Calls::remote_of(&demand.addresses[*rank]).is_none()) else {
-        return Ok(());
-    };
-    let problem = "its address is malformed: mixed programs in one job?".into();
-    Err(Error::Net { rank, transport: "tcp", problem })
+    Calls::listen((Arc::clone(world), Arc::clone(ours)), place, &ranks, watch)
 }
 
 /// Exchanges what each process publishes. Collective.
 fn cards(
     world: &ShmWorld,
-    listener: &HandoffListener,
+    (listener, called): (&HandoffListener, Option<SocketAddr>),
     exchange: &mut dyn Exchange,
 ) -> Result<Vec<ProcessCard>, Error> {
-    let card = ProcessCard::here(listener, world, exchange.restarts());
+    let card = ProcessCard::here(listener, called, world);
     exchange.put(&key(world.rank as usize), &card.encode())?;
     exchange.barrier()?;
     cards_of(exchange, world.size as usize)
@@ -165,30 +162,21 @@ fn ranks(world: &ShmWorld, cards: &[ProcessCard], remote: &RemoteRanks) -> Resul
                 .map_err(|problem| Error::Peer { rank: rank as usize, problem })?;
         }
         let ProcessCard { expedited, cpus, .. } = *card;
-        let called = remote.demand.as_ref().and_then(|it| it.addresses.get(rank as usize));
-        let address = called.copied().unwrap_or_else(|| card.address());
-        Ok(RankProcess { address, incarnation: 0, cpus, pid: card.host.pid, expedited, is_remote })
+        Ok(RankProcess { address: card.address(), incarnation: 0, cpus, pid: card.host.pid, expedited, is_remote })
     });
     ranks.collect()
 }
 
-/// Finds out which ranks run on other machines, and opens the port to them. If all ranks run on this one, begins to
-/// reach further peers on others, if all have a key for that and connect on demand.
+/// Finds out which ranks run on other machines, and opens the port to them.
 fn find_remote(
     world: &ShmWorld,
     exchange: &mut dyn Exchange,
-    (cards, hosts, on_demand): (&[ProcessCard], &[HostAddress], bool),
-    place: LinkAddress,
+    (cards, hosts): (&[ProcessCard], &[HostAddress]),
     origin: &Arc<ProcessOrigin>,
     deadline: Instant,
 ) -> Result<RemoteRanks, Error> {
-    let address_at = |remote| address::with_remote(place, remote).encode();
-    let address_at: &dyn Fn(SocketAddr) -> PeerAddress = &address_at;
     if hosts::are_together(hosts) {
-        if on_demand && cards.iter().all(|card| card.has_key) {
-            return reach_others(world, exchange, (hosts, address_at), origin);
-        }
-        return Ok(RemoteRanks { warnings: unreached_outside(world, cards)?, ..RemoteRanks::default() });
+        return Ok(RemoteRanks::default());
     }
     let me = world.rank as usize;
     let mut unreached = Vec::new();
@@ -197,42 +185,8 @@ fn find_remote(
             unreached.push(rank);
         }
     }
-    let address_at = Some(address_at).filter(|_| on_demand);
-    let remote = hosts::meet(&world.config, exchange, me, (hosts, unreached), address_at, origin)?;
-    remote.demand.as_ref().map_or(Ok(()), |demand| check_places(&remote, demand))?;
-    Ok(remote)
-}
-
-/// Begins to reach further peers on other machines, for a world whose ranks all run on this one. Collective.
-fn reach_others(
-    world: &ShmWorld,
-    exchange: &mut dyn Exchange,
-    (hosts, address_at): (&[HostAddress], &dyn Fn(SocketAddr) -> PeerAddress),
-    origin: &Arc<ProcessOrigin>,
-) -> Result<RemoteRanks, Error> {
-    // Further peers are reached over TCP only.
-    let config = world.config.clone().net(NetChoice::Tcp);
-    hosts::meet(&config, exchange, world.rank as usize, (hosts, Vec::new()), Some(address_at), origin)
-}
-
-/// Returns the warning of a world whose ranks all run here, if this process has a key for others, and one of the
-/// processes does not use it over TCP.
-fn unreached_outside(world: &ShmWorld, cards: &[ProcessCard]) -> Result<Vec<String>, Error> {
-    let (config, mut warnings) = (&world.config, Vec::new());
-    let silent = cards.iter().position(|card| !card.has_key);
-    let why = match (config.job_key.is_given(), config.net, silent) {
-        (false, ..) | (_, NetChoice::Off, _) | (.., None) => return Ok(warnings),
-        (_, NetChoice::Verbs, _) => {
-            format!("NEMESIA_NET=verbs: {OUTSIDE}, as that needs TCP: use auto or tcp")
-        }
-        (_, _, Some(rank)) => {
-            format!(
-                "{OUTSIDE}: rank {rank} has no key in its settings, or its NEMESIA_NET is neither auto nor tcp"
-            )
-        }
-    };
-    config.give_up(why, &mut warnings)?;
-    Ok(warnings)
+    let on_demand = cards.iter().all(|card| card.on_demand && card.called.is_some());
+    hosts::meet(&world.config, exchange, me, (hosts, unreached), on_demand, origin)
 }
 
 /// Finds the ranks that joined before this restarted process. Those on other machines are called when their port is
@@ -275,7 +229,8 @@ fn come_back(
         }
     }
     let mut watch = Watch::new()?;
-    let calls = listen(world, ours, (listener, None, place), &ranks, &mut watch)?;
+    let door = Err("its ranks may be started again".into());
+    let calls = listen(world, ours, (listener, door), &ranks, &mut watch)?;
     Ok(ShmMeeting { watch, gone, remote, calls: Some((calls, ConnectTime::Restart)), ranks })
 }
 

@@ -7,16 +7,15 @@
 //! processes share a machine if their boots are equal and the socket was reached: containers and copies of a virtual
 //! machine can have equal boots.
 //!
-//! If all processes permit that ranks connect on demand, the card also has the address by which the process is called
-//! ([`StreamDoor`]), and the size of its packets, which would else be compared when two ranks connect. If TCP is the
-//! transport of the world, and all cards have such an address, no connection between machines is made at the start.
+//! The card also has the size of the packets, which would else be compared when two ranks connect. If TCP is the
+//! transport of the world, and all processes take calls of other machines and permit that ranks connect on demand, no
+//! connection between machines is made at the start.
 //!
 //! A rank that was started again is reached as its first process was: the exchange still has what all published at the
 //! start. Its new process joins with a new address, in which peers find its socket and its network address.
 //!
 //! What others publish is untrusted: lengths are limited, and every field is checked.
 
-use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use nemesia_core::job_key::JobKey;
@@ -25,21 +24,19 @@ use nemesia_core::port::PeerId;
 use nemesia_core::port::memory::{Address, MOST_ADDRESS_BYTES};
 use nemesia_core::wire::LAYOUT_VERSION;
 
-use super::net::{NetPort, OpenedPorts, RemoteMember, StreamDoor, Transport, WorldMember};
+use super::net::{NetPort, OpenedPorts, RemoteMember, Transport, WorldMember};
 use crate::bootstrap::Exchange;
 use crate::config::{Config, NetChoice, key_from_hex};
 use crate::error::Error;
-use crate::os::{HandoffConnection, ProcessOrigin, interfaces, random};
+use crate::os::{HandoffConnection, ProcessOrigin, random};
 use crate::verbs::is_joined_address;
 
 /// Version of the card.
-const CARD_VERSION: u32 = 3;
+const CARD_VERSION: u32 = 4;
 /// The most characters of a published text that are looked at.
 const MOST_TEXT: usize = 4096;
 /// Stands for the boot of a process that shares memory with no other process.
 const APART: &str = "apart";
-/// The beginning of the warning of a world that has a key, and reaches no other machine.
-pub(crate) const OUTSIDE: &str = "further peers on other machines are not reached";
 /// Stands for a field without a value.
 const NOTHING: &str = "-";
 
@@ -177,8 +174,6 @@ struct Card {
     addresses: [Option<Address>; 2],
     /// The lower ranks with the same boot whose hand-over socket was not reached.
     unreached: Vec<usize>,
-    /// The address by which ranks on other machines call the process. `None` if it is connected at the start.
-    called: Option<PeerAddress>,
     /// The payload bytes of its largest packet.
     packet_bytes: u32,
 }
@@ -195,9 +190,8 @@ impl Card {
         let unreached: Vec<String> = self.unreached.iter().map(usize::to_string).collect();
         let unreached = if unreached.is_empty() { NOTHING.to_owned() } else { unreached.join(",") };
         let key = self.key.map_or(NOTHING.into(), |key| hex(key.bytes()));
-        let called = self.called.map_or(NOTHING.into(), |it| hex(it.bytes()));
         let Self { world, packet_bytes, .. } = self;
-        format!("{CARD_VERSION}.{world:016x}.{key}.{verbs}.{tcp}.{unreached}.{called}.{packet_bytes}")
+        format!("{CARD_VERSION}.{world:016x}.{key}.{verbs}.{tcp}.{unreached}.{packet_bytes}")
     }
 
     /// Decodes the card of `rank`, or returns what is wrong with it.
@@ -213,7 +207,7 @@ impl Card {
                 "its network address has version {version}, ours has {CARD_VERSION}: build both with the same nemesia"
             ));
         }
-        let [_, world, key, verbs, tcp, unreached, called, packet_bytes] = fields[..] else {
+        let [_, world, key, verbs, tcp, unreached, packet_bytes] = fields[..] else {
             return Err(wrong());
         };
         let world = u64::from_str_radix(world, 16).map_err(|_| wrong())?;
@@ -229,17 +223,12 @@ impl Card {
             NOTHING => Some(Vec::new()),
             text => text.split(',').map(|it| it.parse().ok().filter(|it| *it < rank)).collect(),
         };
-        let called = match called {
-            NOTHING => None,
-            text => Some(unhex(text).and_then(|bytes| bytes.try_into().ok()).ok_or_else(wrong)?),
-        };
         let addresses = [address(verbs)?, address(tcp)?];
         Ok(Self {
             world,
             key,
             addresses,
             unreached: ranks(unreached).ok_or_else(wrong)?,
-            called: called.map(PeerAddress::from_bytes),
             packet_bytes: packet_bytes.parse().map_err(|_| wrong())?,
         })
     }
@@ -271,76 +260,47 @@ pub(crate) struct RemoteRanks {
     pub(crate) refused: Vec<(Transport, String)>,
     /// If this process was started again: the ranks that joined before it.
     pub(crate) members: Vec<RemoteMember>,
-    /// If all ranks connect when they first need each other: how they are called.
-    pub(crate) demand: Option<DemandRanks>,
+    /// If all ranks connect when they first need each other: whether each is on another machine.
+    pub(crate) demand: Option<Vec<bool>>,
     /// Preferences that could not be met.
     pub(crate) warnings: Vec<String>,
-}
-
-/// The ranks of a world that connect when they first need each other, if some of them, or further peers, may be on
-/// other machines.
-#[derive(Debug)]
-pub(crate) struct DemandRanks {
-    /// The address by which each rank is called.
-    pub(crate) addresses: Vec<PeerAddress>,
-    /// Whether each rank is on another machine.
-    remote: Vec<bool>,
-    /// Where this process takes calls of other machines. `None` if it has no rank there, and no key of the job that the
-    /// exchange does not carry.
-    pub(crate) door: Option<StreamDoor>,
 }
 
 impl RemoteRanks {
     /// Returns whether this rank is not reached through shared memory.
     pub(crate) fn contains(&self, rank: usize) -> bool {
-        if let Some(demand) = &self.demand {
-            return demand.remote.get(rank).is_some_and(|is_remote| *is_remote);
+        if let Some(remote) = &self.demand {
+            return remote.get(rank).is_some_and(|is_remote| *is_remote);
         }
         self.port.as_ref().is_some_and(|port| port.reaches(rank as u32))
     }
 }
 
 /// Exchanges cards, and opens the port to the ranks that do not share this machine. Collective. `unreached` has the
-/// lower ranks with this process's boot whose hand-over socket was not reached. `address_at` returns the address of
-/// this process if it takes calls of other machines at this place; it is given if all ranks may connect on demand.
+/// lower ranks with this process's boot whose hand-over socket was not reached. `on_demand`: all ranks take calls of
+/// other machines, and may connect on demand.
 pub(crate) fn meet(
     config: &Config,
     exchange: &mut dyn Exchange,
     me: usize,
     (hosts, unreached): (&[HostAddress], Vec<usize>),
-    address_at: Option<&dyn Fn(SocketAddr) -> PeerAddress>,
+    on_demand: bool,
     origin: &Arc<ProcessOrigin>,
 ) -> Result<RemoteRanks, Error> {
     let mut warnings = Vec::new();
     let opened = open_ports(config, me, hosts, &mut warnings)?;
-    let listener = address_at.and_then(|address_at| {
-        // Without TCP, or a place to listen, the ranks connect at the start.
-        opened.address(Transport::Tcp).ok()?;
-        let chosen = interfaces::choose(config.net_address.as_deref(), config.place.family).ok()?;
-        let listener = StreamDoor::bind(chosen.address).ok()?;
-        let address = address_at(listener.local_addr().ok()?);
-        Some((listener, address))
-    });
     let addresses = Transport::ALL.map(|transport| opened.address(transport).ok());
     let own = given_key(config)?;
     let drawn = if me == 0 && own.is_none() { Some(JobKey::from_bytes(random()?)) } else { None };
-    let (called, packet_bytes) =
-        (listener.as_ref().map(|(_, address)| *address), config.net_packet_bytes(true));
-    let world = u64::from_le_bytes(random()?);
-    let card = Card { world, key: drawn, addresses, unreached, called, packet_bytes };
+    let (world, packet_bytes) = (u64::from_le_bytes(random()?), config.net_packet_bytes(true));
+    let card = Card { world, key: drawn, addresses, unreached, packet_bytes };
     exchange.put(&key(me), &card.encode())?;
     exchange.barrier()?;
     let cards = cards(exchange, hosts.len())?;
     let key = common_key(own, &cards)?;
     let member = WorldMember { rank: me as PeerId, incarnation: 0, world: cards[0].world, key };
-    let no_tcp = opened.address(Transport::Tcp).err();
-    let opened = (opened, listener.map(|(listener, _)| listener));
-    let remote = choose(config, opened, member, (hosts, &cards), origin)?;
+    let remote = choose(config, (opened, on_demand), member, (hosts, &cards), origin)?;
     warnings.extend(remote.warnings);
-    // With a key of its own, a world that connects on demand reaches further peers on other machines.
-    if remote.port.is_none() && own.is_some() && address_at.is_some() {
-        config.give_up(unreached_outside(no_tcp, &cards), &mut warnings)?;
-    }
     Ok(RemoteRanks { warnings, ..remote })
 }
 
@@ -358,22 +318,9 @@ pub(crate) fn come_back(
     let member = WorldMember { rank: me as PeerId, incarnation, world: cards[0].world, key };
     let mut warnings = Vec::new();
     let opened = open_ports(config, me, hosts, &mut warnings)?;
-    let remote = choose(config, (opened, None), member, (hosts, &cards), origin)?;
+    let remote = choose(config, (opened, false), member, (hosts, &cards), origin)?;
     warnings.extend(remote.warnings);
     Ok(RemoteRanks { warnings, ..remote })
-}
-
-/// Returns the warning of a world whose ranks all run here, and which reaches no other machine. `no_tcp`: why this
-/// process does not listen.
-fn unreached_outside(no_tcp: Option<String>, cards: &[Card]) -> String {
-    let silent = cards.iter().position(|card| card.called.is_none());
-    let why = no_tcp.unwrap_or_else(|| match silent {
-        Some(rank) => format!("rank {rank} does not listen over TCP; its warnings name the reason"),
-        None => {
-            "the ranks have RDMA devices, over which no further peers are reached; use NEMESIA_NET=tcp".into()
-        }
-    });
-    format!("{OUTSIDE}: {why}")
 }
 
 /// Returns the key that the settings of this process give.
@@ -431,11 +378,11 @@ fn sets_up_alike(cards: &[Card]) -> bool {
     kinds.all(|kind| Some(kind) == first)
 }
 
-/// Chooses the transport of the world, and opens the port to the ranks that do not share this machine. With a listener
-/// for calls, the ranks connect on demand if they can.
+/// Chooses the transport of the world, and opens the port to the ranks that do not share this machine. `on_demand`: they
+/// connect on demand if that transport is TCP.
 fn choose(
     config: &Config,
-    (opened, listener): (OpenedPorts, Option<TcpListener>),
+    (opened, on_demand): (OpenedPorts, bool),
     member: WorldMember,
     (hosts, cards): (&[HostAddress], &[Card]),
     origin: &Arc<ProcessOrigin>,
@@ -452,28 +399,21 @@ fn choose(
     let is_alike = |transport: &Transport| *transport != Transport::Verbs || sets_up_alike(cards);
     let served = || Transport::ALL.into_iter().filter(serves_all);
     let chosen = served().find(is_alike).or_else(|| served().next());
-    let called: Option<Vec<PeerAddress>> = cards.iter().map(|card| card.called).collect();
-    let demand = listener.zip(called.filter(|_| chosen == Some(Transport::Tcp)));
-    let first = remote.iter().position(|it| *it);
-    // With a key that the exchange does not carry, the world reaches others even if all of its ranks are here.
-    if first.is_none() && (demand.is_none() || cards.iter().any(|card| card.key.is_some())) {
-        let demand = demand.map(|(_, addresses)| DemandRanks { addresses, remote, door: None });
-        return Ok(RemoteRanks { demand, ..RemoteRanks::default() });
-    }
+    let on_demand = on_demand && chosen == Some(Transport::Tcp);
+    let Some(first) = remote.iter().position(|it| *it) else {
+        return Ok(RemoteRanks { demand: on_demand.then_some(remote), ..RemoteRanks::default() });
+    };
     let reasons = Transport::ALL.map(|transport| refusal(&opened, transport, cards));
-    let Some(transport) = chosen else { return Err(unserved(config, first.unwrap_or(me), reasons)) };
+    let Some(transport) = chosen else { return Err(unserved(config, first, reasons)) };
     check_differences(&opened, transport, (me, hosts), (&remote, cards))?;
     let mut warnings = Vec::new();
     if let Some(unmet) = unmet_device(config, transport, me, cards) {
         config.give_up(unmet, &mut warnings)?;
     }
     let problem = |problem| Error::Transport { transport: transport.name(), problem };
-    let (port, demand) = if let Some((listener, addresses)) = demand {
+    let (port, demand) = if on_demand {
         check_packets(config, &remote, cards)?;
-        let channel = opened.address(transport).map_err(problem)?;
-        let door = StreamDoor::new(config, member.key, (listener, &channel)).map_err(problem)?;
-        let port = opened.into_growing(config, member, origin).map_err(problem)?;
-        (port, Some(DemandRanks { addresses, remote, door: Some(door) }))
+        (opened.into_growing(config, member.rank, origin).map_err(problem)?, Some(remote))
     } else {
         let others = remote.iter().zip(cards);
         let others = others.map(|(is_remote, card)| card.address(transport).filter(|_| *is_remote));
@@ -566,9 +506,8 @@ mod tests {
     fn card() -> Card {
         let addresses = [None, Address::new(&[1, 0xab, 0xff])];
         let key = Some(JobKey::from_bytes([0x5a; 32]));
-        let called = Some(PeerAddress::from_bytes([0xc4; 64]));
         let (world, packet_bytes) = (0x0123_4567_89ab_cdef, 4096);
-        Card { world, key, addresses, unreached: vec![0, 3], called, packet_bytes }
+        Card { world, key, addresses, unreached: vec![0, 3], packet_bytes }
     }
 
     #[test]
@@ -608,7 +547,7 @@ mod tests {
         assert_eq!(HostAddress::decode(&address.encode()), Ok(address));
         let here = HostAddress::of("name".into(), &Config::default());
         assert_eq!(HostAddress::decode(&here.encode()), Ok(here));
-        let plain = Card { key: None, addresses: [None; 2], unreached: Vec::new(), called: None, ..card() };
+        let plain = Card { key: None, addresses: [None; 2], unreached: Vec::new(), ..card() };
         for card in [card(), plain] {
             assert_eq!(Card::decode(&card.encode(), 4), Ok(card));
         }
@@ -651,7 +590,6 @@ mod tests {
             ("0,3", "0,4"),
             ("0,3", "0,-1"),
             ("0,3", ""),
-            ("c4c4", "c4"),
             (".4096", ".x"),
         ] {
             let error = Card::decode(&good.replace(from, to), 4).unwrap_err();
@@ -665,7 +603,7 @@ mod tests {
         }
         let long = good.replace("01ab", &"00".repeat(MOST_ADDRESS_BYTES + 1));
         assert!(Card::decode(&long, 4).is_err());
-        assert!(Card::decode(&good.replacen('3', "4", 1), 4).unwrap_err().contains("version 4"));
+        assert!(Card::decode(&good.replacen('4', "5", 1), 4).unwrap_err().contains("version 5"));
     }
 
     #[test]
@@ -689,12 +627,11 @@ mod tests {
         let cards = have_devices.map(|has| Card {
             addresses: [Address::new(&[7]).filter(|_| has), tcp],
             unreached: Vec::new(),
-            called: None,
             ..card()
         });
         let member = WorldMember { rank: 0, incarnation: 0, world: 1, key: JobKey::from_bytes([3; 32]) };
         let origin = Arc::new(ProcessOrigin::here(1).unwrap());
-        choose(config, (opened, None), member, (&[host(APART, "1"), host(APART, "1")], &cards), &origin)
+        choose(config, (opened, false), member, (&[host(APART, "1"), host(APART, "1")], &cards), &origin)
     }
 
     #[test]

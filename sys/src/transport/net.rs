@@ -1,9 +1,10 @@
 //! The port to ranks on other machines: a channel over TCP or over an RDMA device.
 //!
 //! Of two ranks, the lower one serves and the higher one connects. Connections are made when the world is opened,
-//! within a time limit, or over TCP one by one when they are first needed ([`door`]). Both ends prove that they know
-//! the key of the job ([`job_key`](nemesia_core::job_key)), which the exchange or a setting has given them. Afterwards
-//! only processes that were started again connect, and only when this process readmits them.
+//! within a time limit, or over TCP one by one when they are first needed ([`door`]). In the first case both ends prove
+//! that they know the key of the job ([`job_key`](nemesia_core::job_key)), which the exchange or a setting has given
+//! them; in the second, that they were given each other's address ([`link::proof`](nemesia_core::link::proof)).
+//! Afterwards only processes that were started again connect, and only when this process readmits them.
 
 mod bill;
 mod choice;

@@ -60,7 +60,7 @@ impl NetCaller {
     /// Finds out address, world and key from what was published: the places of three ranks, and then their cards.
     fn new(heard: &[String]) -> Outcome<Self> {
         let card: Vec<&str> = heard.get(3).map(|card| card.split('.').collect()).unwrap_or_default();
-        let [_, world, key, _, address, _, _, _] = card[..] else {
+        let [_, world, key, _, address, _, _] = card[..] else {
             return broken(format!("no card in {heard:?}"));
         };
         let to = bytes_of(address).as_deref().and_then(Address::new);

@@ -290,7 +290,10 @@ impl<S: LinkStorage> Links<S> {
         let own = &self.process.address;
         let reaches = |kind: &CarrierKind| match kind {
             CarrierKind::HandOff => own.shares_machine(peer),
-            CarrierKind::Stream => peer.has(AddressKinds::IP),
+            // Copies of a machine have other places. At the own one, what hand-off shows is true.
+            CarrierKind::Stream => {
+                peer.has(AddressKinds::IP) && !(own.shares_machine(peer) && own.place == peer.place)
+            }
             CarrierKind::Datagram => own.has(AddressKinds::DATAGRAMS) && peer.has(AddressKinds::DATAGRAMS),
         };
         CarrierKind::ALL.into_iter().filter(|kind| failed.is_none_or(|failed| *kind > failed)).find(reaches)

@@ -3,6 +3,7 @@
 
 use core::time::Duration;
 
+use crate::job_key::JobKey;
 use crate::port::PeerId;
 use crate::port::memory::Address;
 use crate::wire::hello::{Challenge, Hello, Proof};
@@ -42,6 +43,8 @@ pub struct Acquaintance {
     pub expected: u64,
     /// The number by which the peer knows this process.
     pub number: PeerId,
+    /// The key by which both prove themselves in further connections. Only they know it.
+    pub key: JobKey,
 }
 
 /// Returns whether a process presents what was agreed upon with a peer.

@@ -1,4 +1,5 @@
-//! Proofs: each end of a connection checks that the other knows the key of the job ([`job_key`](crate::job_key)).
+//! Proofs: each end of a connection checks that the other knows the key of the job ([`job_key`](crate::job_key)), or
+//! the key that both have agreed upon.
 //!
 //! A caller proves it in its second request, before this process reserves anything for the connection. The called
 //! process proves it in its acceptance, before anything that it sends is delivered.
@@ -12,7 +13,7 @@ use super::connect::{ChannelEvent, JoinError};
 use super::peer::{ChannelStage, Rail};
 use super::{Channel, ChannelStorage};
 use crate::flow::posted::LEAST;
-use crate::job_key::CallTerms;
+use crate::job_key::{CallTerms, JobKey};
 use crate::port::PeerId;
 use crate::port::memory::{Address, ConnectError, Connection, MemoryPort, Offer, PostError, Private};
 use crate::wire::channel::ChannelRefusal;
@@ -25,6 +26,12 @@ const MOST_CHALLENGES: u8 = 8;
 const NO_RANK: PeerId = 0;
 
 impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
+    /// Returns the key by which this process and a peer prove themselves.
+    fn key_with(&self, peer: PeerId) -> JobKey {
+        let it = self.peers.borrow().get(peer as usize);
+        it.and_then(|it| it.expected).map_or(self.config.key, |known| known.key)
+    }
+
     /// Returns what this process says about itself to a peer, on this rail.
     fn hello(&self, peer: PeerId, rail: u32, content: HelloContent) -> Hello {
         let super::Config { rank, incarnation, packet_bytes, .. } = self.config;
@@ -60,7 +67,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
                     callee: if self.grows { NO_RANK } else { peer },
                     callee_address: call.to.bytes(),
                 };
-                let proof = self.config.key.request_proof(&terms);
+                let proof = self.key_with(peer).request_proof(&terms);
                 call.proof = Some(RequestProof { nonce, proof });
                 hello.content = request(proof);
                 hello
@@ -101,7 +108,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             callee: if self.grows { NO_RANK } else { self.config.rank },
             callee_address: address.as_ref().map_or(&[], Address::bytes),
         };
-        if !self.config.key.accepts_request(&terms, &proof) {
+        if !self.key_with(hello.rank).accepts_request(&terms, &proof) {
             return Err(ChannelRefusal::WrongKey);
         }
         self.challenges.redeem(number);
@@ -114,7 +121,8 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
         let content = |proof| HelloContent::Answer { agreements, proof };
         let mut hello = self.hello(peer, rail, content(Proof::default()));
         let RequestProof { nonce, proof } = request;
-        hello.content = content(self.config.key.answer_proof(proof, *nonce, &hello.answer_bytes(agreements)));
+        let proof = self.key_with(peer).answer_proof(proof, *nonce, &hello.answer_bytes(agreements));
+        hello.content = content(proof);
         let deadline = now.saturating_add(self.config.patience);
         Offer { private: hello.encode(), shared_receive: false, deadline }
     }
@@ -173,7 +181,7 @@ impl<M: MemoryPort, S: ChannelStorage> Channel<M, S> {
             return Err(ChannelRefusal::NotAMember);
         }
         self.is_holder(connection, &hello)?;
-        let key = self.config.key;
+        let key = self.key_with(peer);
         let it = self.peer(peer).ok_or(ChannelRefusal::Exists)?;
         let call = it.rail(rail).and_then(|it| it.call.take()).ok_or(ChannelRefusal::Exists)?;
         // A process that accepts a call without a challenge has proved nothing.

@@ -1,55 +1,91 @@
-//! The network of an endpoint that opens alone: the port to other machines, and the calls.
+//! The port of an endpoint to peers on other machines that are connected one by one.
 //!
-//! It takes part in the network if it has a key of the job from the settings. Otherwise nothing listens.
+//! The address of an endpoint names a place for their calls from the start. The endpoint listens there once others may
+//! know the address, and opens the port with the first peer elsewhere: an endpoint whose peers all run on its machine
+//! polls nothing more.
 
 use std::sync::Arc;
+
+use nemesia_core::port::memory::Address;
 
 use crate::config::{Config, NetChoice};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
-use crate::os::{ProcessOrigin, Watch, interfaces};
+use crate::os::{ProcessOrigin, Watch};
 use crate::transport::net::{NetPort, NotOpen, StreamDoor};
 
 const ALONE: &str = "endpoints that open alone, and worlds of one rank,";
 
-/// Opens the port to other machines, if there is a key of the job and the settings permit it.
-pub(super) fn open(
+/// Returns the place for calls of other machines of an endpoint that opens alone, or why it has none.
+pub(super) fn find_door(
     config: &Config,
+    warnings: &mut Vec<String>,
+) -> Result<Result<StreamDoor, String>, Error> {
+    let wished = config.place.of_devices();
+    if !wished.is_empty() && config.net != NetChoice::Off {
+        config.give_up(format!("{wished}: {ALONE} reach other machines over TCP only"), warnings)?;
+    }
+    StreamDoor::find(config, warnings)
+}
+
+/// Opens the port of the process with this rank, before there is a peer for it, if its packets are smaller than those
+/// inside the machine: the engine has one size. Without a port, a warning says why.
+pub(super) fn open_small(
+    config: &Config,
+    (rank, packet_bytes): (u32, usize),
     origin: &Arc<ProcessOrigin>,
     (watch, warnings): (&mut Watch, &mut Vec<String>),
 ) -> Result<Option<NetPort>, Error> {
-    let key = config.job_key.key().map_err(|problem| Error::Transport { transport: "network", problem })?;
-    let Some(key) = key.filter(|_| config.net != NetChoice::Off) else { return Ok(None) };
-    if config.net == NetChoice::Verbs {
-        let why = format!("NEMESIA_NET=verbs: {ALONE} reach other machines over TCP only; use auto or tcp");
-        config.give_up(why, warnings)?;
+    let is_small = (config.net_packet_bytes(true) as usize) < packet_bytes;
+    if !is_small || !matches!(config.net, NetChoice::Auto | NetChoice::Tcp) {
         return Ok(None);
     }
-    let wished = config.place.of_devices();
-    if !wished.is_empty() {
-        config.give_up(format!("{wished}: {ALONE} reach other machines over TCP only"), warnings)?;
+    match open(config, rank, origin, (watch, warnings)) {
+        Ok(port) => Ok(Some(port)),
+        Err(Error::Transport { problem, .. }) => {
+            config.give_up(format!("other machines are not reached: {problem}"), warnings)?;
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
-    match NetPort::alone(config, key, origin, warnings).map_err(NotOpen::reason) {
+}
+
+/// Opens the port of the process with this rank.
+fn open(
+    config: &Config,
+    rank: u32,
+    origin: &Arc<ProcessOrigin>,
+    (watch, warnings): (&mut Watch, &mut Vec<String>),
+) -> Result<NetPort, Error> {
+    match NetPort::for_peers(config, rank, origin, warnings).map_err(NotOpen::reason) {
         Ok(port) => {
             if let Some(descriptor) = port.descriptor() {
                 watch.attend_net(descriptor)?;
             }
-            Ok(Some(port))
+            Ok(port)
         }
-        Err(problem) => {
-            config.give_up(format!("other machines are not reached: {}", problem?), warnings)?;
-            Ok(None)
-        }
+        Err(problem) => Err(Error::Transport { transport: "tcp", problem: problem? }),
     }
 }
 
-/// Begins to listen for calls of other machines, if the endpoint has a port to them.
-pub(super) fn listen(endpoint: &Endpoint) -> Result<Option<StreamDoor>, Error> {
-    let Some(net) = endpoint.net() else { return Ok(None) };
-    let (Some(key), Some(channel)) = (net.job_key(), net.address()) else { return Ok(None) };
-    let config = &endpoint.config;
-    let chosen = interfaces::choose(config.net_address.as_deref(), config.place.family);
-    let listener = chosen.and_then(|it| StreamDoor::bind(it.address));
-    let listening = listener.and_then(|listener| StreamDoor::new(config, key, (listener, &channel)));
-    listening.map(Some).map_err(|problem| Error::Transport { transport: "tcp", problem })
+impl Endpoint {
+    /// Returns the address at which this process takes further streams of peers on other machines. The port to them is
+    /// opened if it is not open.
+    ///
+    /// # Errors
+    /// The kernel's refusal, or in strict mode a preference that cannot be met.
+    pub(in crate::endpoint) fn open_port(&mut self) -> Result<Address, Error> {
+        let problem = |problem: &str| Error::Transport { transport: "tcp", problem: problem.into() };
+        if self.net().is_none() {
+            let (rank, mut warnings) = (self.engine.rank(), Vec::new());
+            let watch = (&mut self.waiter.watch, &mut warnings);
+            let port = open(&self.config, rank, &self.origin, watch)?;
+            warnings.retain(|warning| !self.warnings.contains(warning));
+            self.warnings.extend(warnings);
+            if self.engine.port_mut().enter_remote(port).is_some() {
+                return Err(problem("its packets are smaller than those inside the machine"));
+            }
+        }
+        self.net().and_then(NetPort::address).ok_or_else(|| problem("the port takes no streams"))
+    }
 }

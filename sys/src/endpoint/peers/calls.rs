@@ -4,6 +4,7 @@ use nemesia_core::engine::Failure;
 use nemesia_core::link::machine::terms::{LinkEnding, RankClaim};
 use nemesia_core::peers::{CallRefusal, PeerAddress, PeerEnd, PeerRef, PeerStage};
 use nemesia_core::port::Route;
+use nemesia_core::port::memory::Address;
 
 use super::end_of;
 use super::table::PeerTable;
@@ -239,6 +240,10 @@ impl CallTerms for PeerTerms<'_> {
         }
         let word = peers.readmitted.get(&rank).copied().unwrap_or(0);
         Ok(CallGrant { number: rank, units: endpoint.engine.granted(rank), word })
+    }
+
+    fn open_port(&mut self) -> Result<Address, String> {
+        self.endpoint.open_port().map_err(|error| error.to_string())
     }
 
     fn expect_stream(&mut self, number: u32) -> Result<(), String> {

@@ -22,7 +22,8 @@ use crate::os::random;
 const TO_ACCEPTING: u64 = 1 << 32;
 const TO_CALLING: u64 = 2 << 32;
 const TO_MEMBER: u64 = 3 << 32;
-const _: () = assert!(TO_MEMBER + (u32::MAX as u64) < GROUP_TAG);
+const TO_LEADER: u64 = 4 << 32;
+const _: () = assert!(TO_LEADER + (u32::MAX as u64) < GROUP_TAG);
 
 /// Members wait so much longer than their leader, which tells them when it gives up. A leader waits so long for a
 /// caller that has begun its call, and that does not wait for anything either.
@@ -115,7 +116,8 @@ impl Endpoint {
     /// group accepts waits for it. The first process of the accepting group may accept again and again: each time one
     /// group comes. `None` as `limit` waits for ever.
     ///
-    /// The processes of the other group are known afterwards, but not connected. If a process of either group dies
+    /// The first process of a group speaks with the other group once all processes of its own have begun to meet. Those
+    /// of the other group are known afterwards, but not connected. If a process of either group dies
     /// meanwhile, the others may meet nevertheless; operations with it then fail. The accepting group gives up a caller
     /// that is stopped for 10 s in the middle of its call, and waits for the next one; if the caller had its answer, it
     /// may still think that it has met the group.
@@ -139,13 +141,14 @@ impl Endpoint {
         let token = self.next_meeting(group)?;
         if let Some(leader) = group.peer(0) {
             let leader = self.rank_of(leader)?;
+            self.write(leader, TO_LEADER, &room, &MeetingMessage::bare(MeetingKind::Present, token))?;
             let addresses = self.hear_members(leader, token, &room)?;
             return self.group(&addresses);
         }
-        let met = match meeting {
+        let met = self.await_members(group, token, &room).and_then(|()| match meeting {
             Meeting::Accept => self.accept_group(group, &room),
             Meeting::Call(address) => self.call_group(group, &address, &room),
-        };
+        });
         self.tell_members(group, met.as_deref().ok(), token, &room)?;
         self.group(&met?)
     }
@@ -240,6 +243,27 @@ impl Endpoint {
                 _ => {}
             }
         }
+    }
+
+    /// Waits until the other processes of a group take calls: the other group gets their addresses next.
+    fn await_members(&mut self, group: &PeerGroup, token: u64, room: &MeetingRoom) -> Result<(), Error> {
+        for peer in (1..group.size()).filter_map(|place| group.peer(place)) {
+            let present = self.rank_of(peer).and_then(|rank| {
+                let source = CoreSource::Rank(rank as u32);
+                // Others are what is left of a meeting that was given up.
+                while self
+                    .letter(source, TO_LEADER, room, Duration::ZERO)?
+                    .is_none_or(|letter| (letter.kind, letter.token) != (MeetingKind::Present, token))
+                {}
+                Ok(())
+            });
+            match present {
+                // The others meet without a process that is gone.
+                Ok(()) | Err(Error::PeerFailed { .. } | Error::NoPeer(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Tells the other processes of a group whom they have met.

@@ -200,9 +200,13 @@ impl PeerTable {
         has_ended.then(|| self.rank(peer.index()))
     }
 
-    /// Expects calls of further peers from now on.
-    pub(super) fn begin_growth(&self) {
+    /// Expects calls of further peers from now on, also of other machines.
+    ///
+    /// # Errors
+    /// The kernel refuses to listen.
+    pub(super) fn begin_growth(&self, watch: &Watch) -> Result<(), Error> {
         self.grows.store(true, Ordering::Relaxed);
+        self.calls.as_ref().map_or(Ok(()), |calls| calls.open_door(watch))
     }
 
     /// Returns whether calls of further peers are expected.
@@ -312,7 +316,7 @@ impl PeerTable {
             let is_address = LinkAddress::decode(address).is_ok();
             return Err(if is_address { Error::Apart { problem } } else { Error::Address { problem } });
         }
-        self.begin_growth();
+        self.begin_growth(&endpoint.waiter.watch)?;
         self.make_place();
         let peer = self.table.connect(address)?;
         // What this process could see of the former connection has ended with it.
@@ -346,6 +350,7 @@ impl PeerTable {
         let begun = self.begin(peer, rank, endpoint);
         let called = begun.and_then(|()| {
             if self.place_across(peer, &address).is_some() {
+                endpoint.open_port()?;
                 endpoint.route_across(rank);
             }
             self.want(peer, rank, endpoint)

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nemesia_core::job_key::{JobKey, KEY_BYTES};
 use nemesia_core::link::address::LinkAddress;
 use nemesia_core::link::machine::terms::{
     CarrierKind, CarrierRef, LinkEnding, LinkIntroduction, LinkRef, LinkRefusal,
@@ -15,6 +16,7 @@ use nemesia_core::link::offers::{LinkOffer, LinkOffers, OfferList, SegmentsOffer
 use nemesia_core::link::refusal::{RefusalCode, RefusalWords};
 use nemesia_core::peers::PeerAddress;
 use nemesia_core::port::channel::Acquaintance;
+use nemesia_core::port::memory::Address;
 use nemesia_core::shared::layout::Geometry;
 
 use super::CallOutcome;
@@ -150,8 +152,8 @@ impl CallParts {
     /// Returns what the peer and this process have agreed upon, with the connection that carries its packets now.
     pub(super) fn opened_stream(&self, link: LinkRef, line: StreamLine) -> Option<CallOutcome> {
         let (StreamPeer { receives, further }, number) = self.stream?;
-        // The ticket of the link replaces the random numbers.
-        let known = Acquaintance { token: 0, expected: 0, number };
+        // Tickets of the link replace the numbers and the key.
+        let known = Acquaintance { token: 0, expected: 0, number, key: JobKey::from_bytes([0; KEY_BYTES]) };
         let (socket, is_caller) = (line.into_socket(), self.is_caller);
         let entered = EnteredStream { number: self.number, socket, receives, known, further, is_caller };
         Some(CallOutcome::Streamed(link, Box::new(entered)))
@@ -177,6 +179,8 @@ pub(super) struct CallDesk {
     pub(super) shortage: Shortage,
     /// Where this process takes calls from other machines, if it does.
     pub(super) door: Option<Box<StreamDoor>>,
+    /// Why it does not.
+    pub(super) closed: String,
     /// Our calls go to this place of the network.
     #[cfg(test)]
     pub(super) redirected: Option<SocketAddr>,
@@ -185,7 +189,7 @@ pub(super) struct CallDesk {
 impl CallDesk {
     pub(super) fn new(
         (world, ours): (Arc<ShmWorld>, Arc<OwnSegments>),
-        (place, door): (LinkAddress, Option<Box<StreamDoor>>),
+        (place, door, closed): (LinkAddress, Option<Box<StreamDoor>>, String),
         shortage: Shortage,
     ) -> Self {
         Self {
@@ -201,6 +205,7 @@ impl CallDesk {
             claimed: Vec::new(),
             shortage,
             door,
+            closed,
             #[cfg(test)]
             redirected: None,
         }
@@ -286,11 +291,17 @@ impl CallDesk {
         JoiningProcess::new(lent, own, (&said, mapped), Arc::clone(connection)).map(Box::new)
     }
 
-    /// Offers the connection of a call as the stream to a peer that this process knows by `number`.
-    pub(super) fn offer_stream(&self, number: u32, offers: &mut OfferList) -> Option<LinkIntroduction> {
-        let (offer, packet_bytes) = self.door.as_ref()?.offer();
+    /// Offers the connection of a call as the stream to a peer that this process knows by `number`, and further ones at
+    /// this address. The error is one line.
+    pub(super) fn offer_stream(
+        &self,
+        (number, further): (u32, &Address),
+        offers: &mut OfferList,
+    ) -> Result<LinkIntroduction, String> {
+        let door = self.door.as_ref().ok_or("the network is off")?;
+        let (offer, packet_bytes) = door.offer(further)?;
         offers.add(&offer);
-        Some(LinkIntroduction { number, packet_bytes, word: 0, chosen: 0 })
+        Ok(LinkIntroduction { number, packet_bytes, word: 0, chosen: 0 })
     }
 
     pub(super) fn is_stream(&self, carrier: CarrierRef) -> bool {

@@ -11,6 +11,7 @@ use nemesia_core::link::wire::{
     LINK_VERSION, LeaveManner, LinkAnswer, LinkBody, LinkCall, LinkMessage, LinkService,
 };
 use nemesia_core::peers::PeerAddress;
+use nemesia_core::port::memory::Address;
 
 use super::desk::{CallDesk, CallParts, CarrierLine, HandOffLine, LinkCarrier, refusal};
 use super::{CallGrant, CallOutcome, CallTerms};
@@ -46,6 +47,10 @@ impl CallTerms for RefuseAll<'_> {
     }
 
     fn hear_from(&mut self, _: &PeerAddress) {}
+
+    fn open_port(&mut self) -> Result<Address, String> {
+        Err("this process is busy".into())
+    }
 
     fn expect_stream(&mut self, _: u32) -> Result<(), String> {
         Err("this process is busy".into())
@@ -143,10 +148,11 @@ impl<T: CallTerms> CallOwner<'_, T> {
         (theirs, number): (u32, u32),
         offers: &mut OfferList,
     ) -> Result<LinkIntroduction, LinkRefusal> {
-        let expected = self.expect_stream(link, offered, theirs);
-        expected.map_err(|problem| self.desk.judge(link, problem.into(), REFUSED))?;
-        let lost = || refusal(RefusalCode::Path, "the network is off", false);
-        let introduction = self.desk.offer_stream(number, offers).ok_or_else(lost)?;
+        let offered = self.terms.open_port().and_then(|further| {
+            self.expect_stream(link, offered, theirs)?;
+            self.desk.offer_stream((number, &further), offers)
+        });
+        let introduction = offered.map_err(|problem| self.desk.judge(link, problem.into(), REFUSED))?;
         Ok(LinkIntroduction { chosen: STREAM, ..introduction })
     }
 
@@ -259,7 +265,12 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
         let number = parts.number;
         if kind == CarrierKind::Stream {
             self.bind(link, carrier);
-            return self.desk.offer_stream(number, offers);
+            let further = self.terms.open_port();
+            let offered = further.and_then(|further| self.desk.offer_stream((number, &further), offers));
+            if let Err(problem) = &offered {
+                self.desk.note_attempt(Some(link), Some(problem.clone()), true);
+            }
+            return offered.ok();
         }
         let own = match self.desk.ours.link(number) {
             Ok(own) => own,

@@ -18,6 +18,7 @@ use super::*;
 use crate::config::Config;
 use crate::os::testing;
 use crate::shm::segments::{MOST_DESCRIPTORS, OwnLink};
+use crate::tcp;
 
 const GEOMETRY: Geometry = Geometry { cells: 4, cell_bytes: 4096, fastbox_slots: 4 };
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -58,6 +59,10 @@ impl CallTerms for Terms {
 
     fn hear_from(&mut self, _: &PeerAddress) {}
 
+    fn open_port(&mut self) -> Result<Address, String> {
+        Ok(tcp::address_at("127.0.0.1:1".parse().unwrap(), 5).unwrap())
+    }
+
     fn expect_stream(&mut self, _: u32) -> Result<(), String> {
         Ok(())
     }
@@ -87,13 +92,13 @@ impl CallingProcess {
         let world = Arc::new(world(LinkToken::from_bytes(random().unwrap()), geometry, door.is_some()));
         let ours = OwnSegments::new(&world.config, geometry, world.token.epoch(), &mut Vec::new()).unwrap();
         let (ours, listener) = (Arc::new(ours), world.bind().unwrap());
-        let place = world.address(&listener);
-        let place = door.as_ref().map_or(place, |door| address::with_remote(place, door.place()));
-        let own = place.encode();
+        let own = place_of(&world, &listener, door.as_ref()).encode();
+        let door = door.ok_or_else(|| "the network is off".to_owned());
         let ranks: Vec<_> = if others.is_empty() { Vec::new() } else { [&[own], others].concat() };
         let ranks: Vec<_> = ranks.into_iter().map(|address| (address, 0)).collect();
         let lent = (Arc::clone(&world), Arc::clone(&ours));
-        let calls = Calls::listen_as(lent, (listener, door, place), &ranks, &mut watch).unwrap();
+        let calls = Calls::listen(lent, (listener, door), &ranks, &mut watch).unwrap();
+        calls.open_door(&watch).unwrap();
         Self { calls, terms: Terms { watch, numbers: 0, refusal: None }, world, ours }
     }
 

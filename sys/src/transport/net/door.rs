@@ -1,11 +1,13 @@
 //! Calls between machines: the messages of links over TCP.
 //!
 //! The connection of a call is that of the packets once the link is open. A process is called at the place that its
-//! address names, and calls from the IP address of its own.
+//! address names, and calls from the IP address of its own. So an endpoint has its place from the start, but listens
+//! there only when others may know it.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener};
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nemesia_core::flow::posted::{LEAST, MOST};
@@ -17,11 +19,12 @@ use nemesia_core::port::memory::{Address, ConnectError};
 use nemesia_core::port::placement::ByteStream as _;
 use nemesia_core::wire::placement::PLACEMENT_VERSION;
 
-use super::choice::socket_options;
-use crate::config::Config;
-use crate::os::descriptor::{self, accept};
+use super::choice::{socket_options, tcp_address};
+use crate::config::{Config, NetChoice};
+use crate::error::Error;
+use crate::os::descriptor::{accept, begin_listening};
 use crate::os::shortage::{Shortage, arrived_stream, listening};
-use crate::os::{self, Watch};
+use crate::os::{ShmError, Watch};
 use crate::tcp::{self, Socket, SocketOptions, set_traffic_class};
 
 /// The code of the offer.
@@ -38,58 +41,87 @@ pub(crate) const OTHER_DIRECTION: &str = "; if only connections from there to he
 #[derive(Debug)]
 pub(crate) struct StreamDoor {
     listener: TcpListener,
+    /// Whether the socket listens.
+    is_open: Mutex<bool>,
     at: SocketAddr,
     sockets: SocketOptions,
-    offer: StreamOffer,
+    /// The most streams with a peer.
+    streams: u8,
     packet_bytes: u32,
-    key: JobKey,
+    key: Option<JobKey>,
     shortage: Shortage,
 }
 
 impl StreamDoor {
-    /// Listens for calls at this address of this machine. The error is one line.
-    pub(crate) fn bind(ip: IpAddr) -> Result<TcpListener, String> {
-        let refused = |error: io::Error| format!("listening for calls at {ip}: {error}");
-        let listener = descriptor::listen(SocketAddr::new(ip, 0)).map_err(refused)?;
-        os::close_in_children(listener.as_fd());
-        Ok(listener)
+    /// Reserves a place, where the settings permit it; else returns why other machines are not reached. It is closed:
+    /// see [`StreamDoor::open`]. If the settings ask for other machines, and there is no place, a warning is added.
+    ///
+    /// # Errors
+    /// The key of the job cannot be read. In strict mode, what would be a warning.
+    pub(crate) fn find(config: &Config, warnings: &mut Vec<String>) -> Result<Result<Self, String>, Error> {
+        let key = config.job_key.key().map_err(|problem| Error::Transport { transport: "network", problem })?;
+        let is_wished = config.job_key.is_given() || config.net_address.is_some();
+        let found = match config.net {
+            NetChoice::Off => return Ok(Err("NEMESIA_NET is off: use auto or tcp".into())),
+            NetChoice::Verbs => Err("NEMESIA_NET is verbs, which such calls do not use: use auto or tcp".into()),
+            NetChoice::Auto | NetChoice::Tcp => match tcp_address(config, warnings) {
+                Ok(chosen) => Self::reserve(config, key, chosen.address),
+                Err(not_open) => Err(not_open.reason()?),
+            },
+        };
+        if let Err(why) = &found
+            && (is_wished || config.net == NetChoice::Tcp)
+        {
+            config.give_up(format!("other machines are not reached: {why}"), warnings)?;
+        }
+        Ok(found)
     }
 
-    /// Takes the calls of this listener by processes with this key of the job. `channel` is the address at which this
-    /// process takes further streams of a peer. The error is one line.
-    pub(crate) fn new(
-        config: &Config,
-        key: JobKey,
-        (listener, channel): (TcpListener, &Address),
-    ) -> Result<Self, String> {
-        let refused = |error: io::Error| format!("the traffic class of calls: {error}");
+    /// Reserves a place at this address of this machine, for calls of processes with the same key of the job, or
+    /// without one if this has none. The error is one line.
+    pub(crate) fn reserve(config: &Config, key: Option<JobKey>, ip: IpAddr) -> Result<Self, String> {
+        let refused = |error: io::Error| format!("reserving a port for calls at {ip}: {error}");
+        let listener = tcp::reserve(ip).map_err(refused)?;
         let at = listener.local_addr().map_err(refused)?;
         let sockets = socket_options(config);
         set_traffic_class(listener.as_fd(), at, sockets.class).map_err(refused)?;
-        let (port, token) = tcp::port_of(channel).ok_or("the network is not TCP")?;
-        let offer = StreamOffer {
-            version: PLACEMENT_VERSION as u8,
+        Ok(Self {
+            listener,
+            is_open: Mutex::new(false),
+            at,
+            sockets,
             streams: config.net_streams as u8,
-            receives: LEAST as u16,
-            port,
-            token,
-        };
-        let packet_bytes = config.net_packet_bytes(true);
-        Ok(Self { listener, at, sockets, offer, packet_bytes, key, shortage: Shortage::default() })
+            packet_bytes: config.net_packet_bytes(true),
+            key,
+            shortage: Shortage::default(),
+        })
     }
 
-    /// Returns the key of the job.
-    pub(crate) const fn key(&self) -> JobKey {
+    /// Begins to listen for calls, unless this process does: others may know its place from now on. A call ends a
+    /// sleep by this set.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(crate) fn open(&self, watch: &Watch) -> Result<(), ShmError> {
+        // What a thread that panicked has left counts: it is a number.
+        let mut is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*is_open {
+            let listening = begin_listening(&self.listener);
+            listening.map_err(|error| ShmError::system("listening for calls of other machines", error))?;
+            watch.attend(self.listener.as_fd())?;
+            *is_open = true;
+        }
+        Ok(())
+    }
+
+    /// Returns the key of the job, if this process has one.
+    pub(crate) const fn key(&self) -> Option<JobKey> {
         self.key
     }
 
-    /// Returns where this process listens.
+    /// Returns the place.
     pub(crate) const fn place(&self) -> SocketAddr {
         self.at
-    }
-
-    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
     }
 
     /// This process may connect with so many peers, as far as it knows.
@@ -107,7 +139,10 @@ impl StreamDoor {
 
     /// Returns the next connection of another process; `None` if there is none, or if descriptors lack.
     pub(crate) fn accept(&mut self, now: Instant, watch: &Watch) -> Option<StreamLine> {
-        let Self { listener, shortage, sockets, .. } = self;
+        let Self { listener, shortage, sockets, is_open, .. } = self;
+        if !*is_open.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            return None;
+        }
         let listen = listening(watch, listener.as_fd());
         loop {
             let (stream, from) =
@@ -125,9 +160,13 @@ impl StreamDoor {
         Ok(StreamLine::new(socket, to.ip().to_canonical()))
     }
 
-    /// Returns what this process offers, and the bytes of its packets.
-    pub(crate) const fn offer(&self) -> (LinkOffer, u32) {
-        (LinkOffer::Stream(self.offer), self.packet_bytes)
+    /// Returns what this process offers, which takes further streams of a peer at this address, and the bytes of its
+    /// packets. The error is one line.
+    pub(crate) fn offer(&self, further: &Address) -> Result<(LinkOffer, u32), String> {
+        let (port, token) = tcp::port_of(further).ok_or("the network is not TCP")?;
+        let (version, receives) = (PLACEMENT_VERSION as u8, LEAST as u16);
+        let offer = StreamOffer { version, streams: self.streams, receives, port, token };
+        Ok((LinkOffer::Stream(offer), self.packet_bytes))
     }
 
     /// Checks what a peer at this place offers, whose packets have this size.
@@ -143,8 +182,8 @@ impl StreamDoor {
         });
         let offer = offer.ok_or("it offers no stream")?;
         let StreamOffer { version, receives, port, token, .. } = offer;
-        if version != self.offer.version {
-            let ours = self.offer.version;
+        let ours = PLACEMENT_VERSION as u8;
+        if version != ours {
             return Err(format!("its streams have version {version}, ours {ours}: use the same nemesia"));
         }
         if packet_bytes != self.packet_bytes {

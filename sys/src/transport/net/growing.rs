@@ -23,7 +23,7 @@ use super::rejoin::NetRejoin;
 use super::streams::FurtherStreams;
 use super::{AnyChannel, Burst, NetPort, Transport, with};
 use crate::config::Config;
-use crate::os::ProcessOrigin;
+use crate::os::{ProcessOrigin, random};
 use crate::tcp::{Socket, TcpPort};
 
 /// The number of the world of all channels that grow with their peers: no world has it by chance.
@@ -73,7 +73,6 @@ pub(super) struct GrowingPeers {
     /// The numbers whose connections have become ready, and why others will not.
     ready: VecDeque<PeerId>,
     failed: VecDeque<(PeerId, String)>,
-    key: JobKey,
 }
 
 impl GrowingPeers {
@@ -112,24 +111,27 @@ impl GrowingPeers {
 }
 
 impl NetPort {
-    /// Opens a port over TCP for a process that opens alone. Preferences that cannot be met are added to the warnings.
-    pub(crate) fn alone(
+    /// Opens a port over TCP whose peers are connected one by one, for a process with this number. Preferences that
+    /// cannot be met are added to the warnings.
+    pub(crate) fn for_peers(
         config: &Config,
-        key: JobKey,
+        rank: PeerId,
         origin: &Arc<ProcessOrigin>,
         warnings: &mut Vec<String>,
     ) -> Result<Self, NotOpen> {
         let port = open_tcp(config, config.connections, warnings)?;
-        Ok(Self::growing(port, config, (0, key), origin)?)
+        Ok(Self::growing(port, config, rank, origin)?)
     }
 
     /// Makes a port whose peers are connected one by one, for a process with this number. The error is one line.
     pub(super) fn growing(
         OpenedPort { port, place }: OpenedPort<TcpPort>,
         config: &Config,
-        (rank, key): (PeerId, JobKey),
+        rank: PeerId,
         origin: &Arc<ProcessOrigin>,
     ) -> Result<Self, String> {
+        // No other process has it: what is agreed upon with each peer replaces it.
+        let key = JobKey::from_bytes(random().map_err(|error| error.to_string())?);
         let member = WorldMember { rank, incarnation: 0, world: NO_WORLD, key };
         let sizes = channel_sizes(Transport::Tcp, config, member, (1, 0));
         let mut channel = FabricChannel::new(port, &sizes)?;
@@ -140,7 +142,6 @@ impl NetPort {
             waiting: Vec::new(),
             ready: VecDeque::new(),
             failed: VecDeque::new(),
-            key,
         };
         Ok(Self {
             any: AnyChannel::Tcp(Box::new(channel)),
@@ -161,11 +162,6 @@ impl NetPort {
     /// Returns whether peers are connected one by one.
     pub(crate) const fn is_growing(&self) -> bool {
         self.growing.is_some()
-    }
-
-    /// Returns the key of the job, if peers are connected one by one.
-    pub(crate) fn job_key(&self) -> Option<JobKey> {
-        self.growing.as_ref().map(|growing| growing.key)
     }
 
     /// Makes place for the connection with the peer of this number. The error is one line.

@@ -185,10 +185,10 @@ impl OpenedPorts {
     pub(crate) fn into_growing(
         self,
         config: &Config,
-        WorldMember { rank, key, .. }: WorldMember,
+        rank: PeerId,
         origin: &Arc<ProcessOrigin>,
     ) -> Result<NetPort, String> {
-        NetPort::growing(self.tcp?, config, (rank, key), origin)
+        NetPort::growing(self.tcp?, config, rank, origin)
     }
 }
 

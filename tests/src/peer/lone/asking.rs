@@ -184,13 +184,13 @@ impl LonePlace {
     }
 }
 
-/// Returns whether a process has died. Over the network, which only jobs with a key use, its connection is lost.
+/// Returns whether a process has died. Over the network, which jobs of several hosts name, its connection is lost.
 fn is_death(failure: Failure) -> bool {
     use nemesia_core::port::PortFault::{Lost, Work};
     match failure {
         Failure::Died => true,
         Failure::Fault(Lost(_) | Work(_)) | Failure::Unreachable => {
-            std::env::var_os("NEMESIA_JOB_KEY_FILE").is_some()
+            std::env::var_os("NEMESIA_NET").is_some()
         }
         _ => false,
     }

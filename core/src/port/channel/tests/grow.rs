@@ -4,7 +4,8 @@ use core::time::Duration;
 use std::vec;
 
 use super::ChannelEvent;
-use super::script::{ask, channel, enter, hello, settle};
+use super::script::{KEY, ask, channel, enter, hello, settle};
+use crate::job_key::{JobKey, KEY_BYTES};
 use crate::port::PacketPort as _;
 use crate::port::channel::{Acquaintance, ChannelPeer, JoinError, OWN};
 use crate::port::memory::{Address, ConnectError};
@@ -19,7 +20,7 @@ fn only_a_process_that_was_introduced_connects_and_only_as_itself() {
     // It knows the key, but it is not expected.
     ask(&mut channel, &hello(0, 0));
     assert_eq!(settle(&mut channel), refused(0, ChannelRefusal::NotAMember));
-    let known = Acquaintance { token: 5, expected: hello(0, 0).token, number: 9 };
+    let known = Acquaintance { token: 5, expected: hello(0, 0).token, number: 9, key: KEY };
     assert!(channel.expect(0, Some(known)));
     // Another one that is expected elsewhere.
     ask(&mut channel, &Hello { token: 1, ..hello(0, 0) });
@@ -43,7 +44,7 @@ fn only_a_process_that_was_introduced_connects_and_only_as_itself() {
 fn places_and_buffers_come_with_the_peers() {
     let mut channel = channel(1, 1, 64);
     channel.grow_with_peers();
-    let known = Acquaintance { token: 5, expected: 6, number: 9 };
+    let known = Acquaintance { token: 5, expected: 6, number: 9, key: KEY };
     assert!(!channel.expect(1, Some(known)));
     for places in 1..4 {
         assert_eq!(channel.places(), places);
@@ -61,7 +62,7 @@ fn places_and_buffers_come_with_the_peers() {
 fn a_connection_that_both_ends_have_agreed_upon_is_ready_at_once_and_the_peer_may_add_others() {
     let mut channel = channel(3, 2, 64);
     channel.grow_with_peers();
-    let known = Acquaintance { token: 5, expected: hello(0, 1).token, number: 9 };
+    let known = Acquaintance { token: 5, expected: hello(0, 1).token, number: 9, key: KEY };
     assert!(channel.expect(0, Some(known)));
     let spare = channel.buffers().0;
     let failed = channel.adopt(0, (3, false), |_| Err(ConnectError::Address));
@@ -86,8 +87,22 @@ fn a_connection_that_both_ends_have_agreed_upon_is_ready_at_once_and_the_peer_ma
 fn a_connection_is_not_adopted_without_buffers() {
     let mut channel = channel(3, 1, OWN as usize - 1);
     channel.grow_with_peers();
-    assert!(channel.expect(0, Some(Acquaintance { token: 5, expected: 6, number: 9 })));
+    assert!(channel.expect(0, Some(Acquaintance { token: 5, expected: 6, number: 9, key: KEY })));
     let adopted = channel.adopt(0, (3, true), |_| unreachable!("the port is not asked"));
     assert_eq!(adopted, Err(JoinError::Buffers { free: OWN - 1 }));
     assert!(channel.is_vacant(0) && channel.wants_memory());
+}
+
+#[test]
+fn only_the_key_that_was_agreed_upon_with_a_peer_proves_its_further_connections() {
+    let mut channel = channel(3, 2, 64);
+    channel.grow_with_peers();
+    let key = JobKey::from_bytes([9; KEY_BYTES]);
+    assert!(channel.expect(0, Some(Acquaintance { token: 5, expected: hello(0, 0).token, number: 9, key })));
+    // It knows the key of the channel, and the token.
+    ask(&mut channel, &hello(0, 0));
+    assert_eq!(
+        settle(&mut channel),
+        [ChannelEvent::Refused { claimed: Some(0), refusal: ChannelRefusal::WrongKey }]
+    );
 }

@@ -1,13 +1,16 @@
 //! Endpoints that share no memory call each other over TCP, as if they ran on two machines.
 
-use super::*;
-use crate::endpoint::Request;
+use std::io::ErrorKind;
+use std::net::TcpStream;
 
-const KEY: [u8; 32] = [7; 32];
+use super::*;
+use crate::config::NetChoice;
+use crate::endpoint::Request;
+use crate::shm::Calls;
 
 /// Returns the settings of an endpoint on a machine of its own.
 pub(super) fn config() -> Config {
-    Config::default().local(false).net_address(Some("127.0.0.1")).job_key(KEY)
+    Config::default().local(false).net_address(Some("127.0.0.1"))
 }
 
 pub(super) fn lone() -> Endpoint {
@@ -109,7 +112,7 @@ fn beside<T: Send + 'static>(endpoint: &mut Endpoint, work: impl FnOnce() -> T +
 }
 
 #[test]
-fn another_key_or_none_and_other_packets_are_refused_with_the_remedy() {
+fn another_key_other_packets_and_no_network_are_refused_with_the_remedy() {
     let mut one = lone();
     let address = *one.address().unwrap();
     let warnings = beside(&mut one, move || {
@@ -123,15 +126,41 @@ fn another_key_or_none_and_other_packets_are_refused_with_the_remedy() {
     });
     assert!(warnings.contains("NEMESIA_NET_PACKET_BYTES"), "{warnings}");
     assert_eq!((one.size(), one.warnings().len()), (1, 0));
-    let mut keyless = Endpoint::alone(&Config::default().local(false)).unwrap();
-    for (error, lacks) in [
-        (keyless.connect(&address).unwrap_err(), "this endpoint"),
-        (one.connect(keyless.address().unwrap()).unwrap_err(), "that endpoint"),
-    ] {
-        let text = error.to_string();
-        assert!(text.contains(lacks) && text.contains("NEMESIA_JOB_KEY_FILE"), "{text}");
-        assert!(matches!(error, Error::Apart { .. }), "{error:?}");
+    for net in [NetChoice::Off, NetChoice::Verbs] {
+        let mut apart = Endpoint::alone(&Config::default().local(false).net(net)).unwrap();
+        assert_eq!(apart.warnings(), [""; 0]);
+        for (error, lacks) in [
+            (apart.connect(&address).unwrap_err(), "this endpoint reaches none: NEMESIA_NET is"),
+            (one.connect(apart.address().unwrap()).unwrap_err(), "that endpoint takes no calls"),
+        ] {
+            let text = error.to_string();
+            assert!(text.contains(lacks) && text.contains("auto or tcp"), "{text}");
+            assert!(matches!(error, Error::Apart { .. }), "{error:?}");
+        }
     }
+}
+
+#[test]
+fn nobody_is_heard_before_the_address_is_asked_for_and_no_port_is_open_before_a_peer_is_there() {
+    let mut one = lone();
+    let place = one.with_peers(|peers, _| Ok(Calls::remote_of(peers.address()).unwrap())).unwrap();
+    assert_eq!(TcpStream::connect(place).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    let address = *one.address().unwrap();
+    assert_eq!(Calls::remote_of(&address), Some(place));
+    drop(TcpStream::connect(place).unwrap());
+    assert!(one.net().is_none());
+    let other = thread::spawn(move || {
+        let mut two = lone();
+        let peer = two.connect(&address).unwrap();
+        send(&mut two, peer, 1, 5);
+        two.close().unwrap();
+    });
+    assert_eq!(receive(&mut one, 1).1, 5);
+    assert!(one.net().is_some());
+    other.join().unwrap();
+    // The size of packets stays as it was in the beginning.
+    let small = Endpoint::alone(&config().net_packets(Some(512))).unwrap();
+    assert!(small.net().is_some());
 }
 
 #[test]

@@ -12,7 +12,6 @@ use nemesia_core::wire::placement::PLACEMENT_VERSION;
 
 use super::*;
 use crate::os::wait_ready;
-use crate::tcp;
 
 const KEY: JobKey = JobKey::from_bytes([7; 32]);
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -20,15 +19,18 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// The most connections of strangers.
 const MOST: usize = 256;
 
-fn door() -> StreamDoor {
-    let listener = StreamDoor::bind(LOCAL).unwrap();
-    let channel = tcp::address_at(listener.local_addr().unwrap(), 5).unwrap();
-    StreamDoor::new(&Config::default(), KEY, (listener, &channel)).unwrap()
+fn door(key: Option<JobKey>) -> StreamDoor {
+    StreamDoor::reserve(&Config::default(), key, LOCAL).unwrap()
 }
 
-/// Returns a process on a machine of its own, which takes calls of other ones.
+/// Returns a process on a machine of its own, which takes calls of other ones, and has a key of the job.
 fn lone() -> CallingProcess {
-    CallingProcess::sized(&[], GEOMETRY, Some(door()))
+    with_key(Some(KEY))
+}
+
+/// As [`lone`], with this key or without one.
+fn with_key(key: Option<JobKey>) -> CallingProcess {
+    CallingProcess::sized(&[], GEOMETRY, Some(door(key)))
 }
 
 fn place(of: &CallingProcess) -> SocketAddr {
@@ -151,7 +153,8 @@ fn the_connection_of_a_call_becomes_the_stream_of_both_and_nothing_of_the_call_i
     // Each process expects the random number that the other one shows.
     assert!(ours.known.token == theirs.known.expected && ours.known.expected == theirs.known.token);
     assert_ne!(ours.known.token, ours.known.expected);
-    assert_eq!(ours.further, tcp::address_at(place(&two), 5));
+    assert_eq!(ours.known.key, theirs.known.key);
+    assert_eq!(ours.further, tcp::address_at(SocketAddr::new(LOCAL, 1), 5));
     for (from, to) in [(0, 1), (1, 0)] {
         let mut both = [&mut ours, &mut theirs].map(|it| it.socket.stream());
         both[from].write_all(b"first frame").unwrap();
@@ -194,6 +197,39 @@ fn only_a_proof_for_this_challenge_and_this_process_from_the_claimed_place_is_an
     let (stream, _) = challenged(&mut one);
     assert!(answer(&mut one, stream, &recorded).contains("challenge"));
     assert!(two.outcome().is_none());
+}
+
+#[test]
+fn who_was_given_an_address_needs_no_key_unless_the_other_process_has_one() {
+    let (mut one, mut two) = (with_key(None), with_key(None));
+    let [ours, theirs] = opened(&mut one, &mut two);
+    assert_eq!(ours.known.key, theirs.known.key);
+    // Each link has keys of its own.
+    let [others, _] = opened(&mut with_key(None), &mut two);
+    assert_ne!(ours.known.key, others.known.key);
+    for [caller, called] in [[None, Some(KEY)], [Some(KEY), None]] {
+        let (mut caller, mut called) = (with_key(caller), with_key(called));
+        caller.speak(&called);
+        let ended = until_outcome(&mut [&mut caller, &mut called]);
+        let CallOutcome::Ended(LinkEnding::Refused(_), why) = &ended else { panic!("{ended:?}") };
+        assert!(why.contains("check NEMESIA_JOB_KEY_FILE in both"), "{why}");
+    }
+}
+
+#[test]
+fn the_place_of_a_process_is_its_own_before_it_listens_and_nobody_is_heard_there() {
+    let (closed, watch) = (door(None), Watch::new().unwrap());
+    let refused = || TcpStream::connect_timeout(&closed.place(), LIMIT).map_err(|error| error.kind());
+    assert_eq!(refused().unwrap_err(), ErrorKind::ConnectionRefused);
+    // No other socket gets the port, whatever it permits.
+    let taken = TcpListener::bind(closed.place()).map_err(|error| error.kind());
+    assert_eq!(taken.unwrap_err(), ErrorKind::AddrInUse);
+    assert!(!wait_ready(watch.as_fd(), libc::POLLIN, Instant::now()).unwrap());
+    for _ in 0..2 {
+        closed.open(&watch).unwrap();
+    }
+    let _caller = refused().unwrap();
+    assert!(wait_ready(watch.as_fd(), libc::POLLIN, Instant::now() + LIMIT).unwrap());
 }
 
 #[test]
@@ -285,7 +321,7 @@ fn a_departure_is_heard_without_help_and_only_if_it_is_genuine() {
         let one = lone();
         (*one.calls.own(), lone())
     };
-    let mut one = CallingProcess::sized(&[*two.calls.own()], GEOMETRY, Some(door()));
+    let mut one = CallingProcess::sized(&[*two.calls.own()], GEOMETRY, Some(door(Some(KEY))));
     assert_ne!(*one.calls.own(), one_address);
     let until_left = Instant::now() + LIMIT;
     // One with a changed byte, and one for another process.
