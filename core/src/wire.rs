@@ -83,7 +83,7 @@ pub mod rma;
 pub mod vipl;
 
 /// Version of the layouts on this page.
-pub const LAYOUT_VERSION: u32 = 17;
+pub const LAYOUT_VERSION: u32 = 18;
 
 /// A peer's rank in the world.
 pub type PeerId = u32;

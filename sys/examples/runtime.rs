@@ -13,6 +13,7 @@ use std::error::Error;
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
@@ -204,7 +205,8 @@ fn run(rank: usize, size: usize, store: Store) -> Outcome<()> {
 /// Starts the processes, kills the last one, and removes the store.
 fn launch(size: usize) -> Outcome<()> {
     let directory = PathBuf::from(format!("runtime-{}", std::process::id()));
-    fs::create_dir(&directory)?;
+    // Who reads an address may call.
+    fs::DirBuilder::new().mode(0o700).create(&directory)?;
     let store = Store(directory.clone());
     let program = std::env::current_exe()?;
     let start = |rank: usize| {

@@ -194,7 +194,8 @@ pub struct Bill {
     pub net_per_peer: u64,
     /// The file descriptors without connections, those of the launcher and of a network not counted
     /// ([`NetBill`](crate::NetBill)).
-    /// One whose descriptor for event loops is used has one more.
+    /// One whose descriptor for event loops is used has one more. One that takes no calls of other machines, for
+    /// instance because of NEMESIA_NET=off, has one less.
     pub descriptors: u32,
     /// The file descriptors of each connection with another process of this machine. While it is made, it takes up to
     /// two more.

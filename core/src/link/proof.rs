@@ -10,7 +10,7 @@
 //! | P2, in the answer | Tc | answer, P1, bytes | the author was given the address too, and answers this call |
 //! | S, the session | Tc | session, P1, P2 | not sent; the key of what follows |
 //! | P3, in the confirmation | S | confirm, bytes | the author has taken part in the exchange |
-//! | ticket i | S | ticket, i | a further stream or queue pair belongs to this link |
+//! | ticket i | S | ticket, i | a further stream or queue pair belongs to this link: 0 has the tokens of both ends, 1 and 2 the key of a stream |
 //! | departure | Tc | leave, nonce, bytes | the author was given the address, and says that it leaves |
 //!
 //! Replay: a challenge counts once, and P2 covers P1. Reflection: the labels differ, and a call in the other direction

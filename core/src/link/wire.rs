@@ -38,7 +38,7 @@ pub use super::refusal::{LinkRefuse, LinkText, MOST_REFUSAL_TEXT, RefusalCode};
 use crate::wire::hello::{Challenge, PROOF_BYTES, Proof};
 
 /// Version of the messages.
-pub const LINK_VERSION: u8 = 1;
+pub const LINK_VERSION: u8 = 2;
 /// Bytes of the header, and of the shortest messages.
 pub const LINK_HEADER_BYTES: usize = 24;
 /// Bytes of the longest message that may travel as a datagram.

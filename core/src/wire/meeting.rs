@@ -3,8 +3,8 @@
 //! One process of each group leads. The calling leader sends its *call* with the addresses of its group, in their
 //! order. The accepting leader *answers* with those of its own group, or *refuses*. The caller then *confirms*, or
 //! *withdraws* its call if it has not waited for the answer. Both leaders then send the *members* of the other group to
-//! their own members, or that the meeting has *failed*. Before all that, each member says to its leader that it is
-//! *present*: it takes calls of the other group from now on.
+//! their own members, or that the meeting has *failed*. Before all that, the ranks of the leader's world
+//! say to it that they are *present*: they take calls of the other group from now on.
 //!
 //! All integers are little-endian. A list of addresses travels in as many messages as it needs, in order.
 //!

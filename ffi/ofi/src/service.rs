@@ -1,7 +1,7 @@
 //! Services: endpoints that are found by a host and a TCP port, as applications of libfabric name a server.
 //!
 //! An address of Nemesia has neither host nor port. So an endpoint that was opened for a service listens there, and
-//! passes its address to each process that connects. An address proves and permits nothing. `fi_getinfo` returns the
+//! passes its address to each process that connects: whoever reaches that port may call. `fi_getinfo` returns the
 //! place of a service in the form of an address ([`ServicePlace`]). `fi_endpoint` takes it as the place to listen at,
 //! and `fi_av_insert` exchanges it for the address of the endpoint that listens there.
 //!

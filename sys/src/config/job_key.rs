@@ -11,7 +11,7 @@ use nemesia_core::job_key::{JobKey, KEY_BYTES};
 
 use super::Config;
 
-/// Rank 0 draws the key.
+/// No key, or one that rank 0 draws.
 const AUTO: &str = "auto";
 /// The rights of other users than the owner of a file.
 const OTHERS: u32 = 0o077;
@@ -19,7 +19,7 @@ const OTHERS: u32 = 0o077;
 /// Where a process has the key of its job from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum JobKeySource {
-    /// Rank 0 draws it, and the exchange carries it to the others.
+    /// Without a setting. For ranks that connect at the start, rank 0 draws it, and the exchange carries it to the others.
     #[default]
     Exchange,
     /// A file, which is read when the world is opened.

@@ -12,8 +12,8 @@ impl Config {
     }
 
     /// Sets whether an endpoint takes calls of processes outside of its world whose address it was not given
-    /// ([`Endpoint::connect`](crate::Endpoint::connect)). They are processes of the same user, or on other machines
-    /// have the key of the job, in any case. Initially it does.
+    /// ([`Endpoint::connect`](crate::Endpoint::connect)). They are processes of the same user, or over the network were
+    /// given the address of this endpoint and have the same key of the job, in any case. Initially it does.
     #[must_use]
     pub fn strangers(self, admit: bool) -> Self {
         self.with(["NEMESIA_STRANGERS"], |config| config.strangers = admit)

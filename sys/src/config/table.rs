@@ -368,9 +368,9 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "NEMESIA_JOB_KEY_FILE",
         values: "the absolute path of a file with 64 hexadecimal digits, or auto",
-        help: "the key that connections between machines prove, the same in all processes of a job; auto: rank 0 \
-            draws one, and the launcher's key space carries it, but an endpoint that opens alone then has no network; \
-            a file must be readable by its owner only",
+        help: "a key that connections between machines prove besides the addresses, the same in all processes of a \
+            job; auto: none, or for ranks that connect at the start one that rank 0 draws, and the launcher's key \
+            space carries; a file must be readable by its owner only",
         get: |config| config.job_key.to_string(),
         set: |config, value| put(&mut config.job_key, JobKeySource::parse(value)),
     },

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `open.rs` | opening; facts; closing |
 //! | `open/memory.rs` | the memory for unexpected messages |
-//! | `open/network.rs` | the port to other machines of an endpoint that opens alone, and its calls |
+//! | `open/network.rs` | the port to peers on other machines that are connected one by one |
 //! | `open/ports.rs` | shared memory and the port to other machines as one port |
 //! | `open/end.rs` | the end of an endpoint that is dropped or forked |
 
@@ -41,7 +41,7 @@ use crate::error::Error;
 use crate::events;
 use crate::explain::Verdict;
 use crate::opening;
-use crate::os::{ProcessOrigin, Watch};
+use crate::os::Watch;
 use crate::route;
 use crate::shm::{self, Attached, Calls, ConnectTime};
 use crate::transport::hosts::{MemberAddress, RemoteRanks};
@@ -114,6 +114,7 @@ impl Endpoint {
         let mut endpoint = Self::open_in(&config, &mut exchange, Some(config.connections))?;
         let calls = endpoint.listen()?;
         endpoint.peers = Some(Box::new(PeerTable::alone(calls, &config)?));
+        endpoint.report_routes();
         Ok(endpoint)
     }
 
@@ -132,6 +133,7 @@ impl Endpoint {
             let table = PeerTable::of_world(calls, 0, &[], config)?;
             endpoint.peers = Some(Box::new(table));
         }
+        endpoint.report_routes();
         Ok(endpoint)
     }
 
@@ -162,7 +164,8 @@ impl Endpoint {
         // The only rank of a world has further peers as an endpoint that opens alone.
         let is_alone = growing.is_some() || size == 1;
         let grows = is_alone || time == Some(ConnectTime::OnDemand);
-        let mut net = connect_remote(config, remote, exchange.incarnation(), (&mut facts, &mut watch, &mut warnings))?;
+        let mut net =
+            connect_remote(config, remote, exchange.incarnation(), (&mut facts, &mut watch, &mut warnings))?;
         if net.is_none() && grows {
             let sizes = (ranks.0, port.packet_bytes());
             net = network::open_small(config, sizes, &attached.origin, (&mut watch, &mut warnings))?;
@@ -202,7 +205,6 @@ impl Endpoint {
         endpoint.incarnations[rank] = endpoint.here.incarnation();
         endpoint.begin_without(&attached.gone);
         endpoint.begin_connecting(time, exchange, net_address)?;
-        endpoint.report_routes();
         Ok(endpoint)
     }
 

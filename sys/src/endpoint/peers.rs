@@ -49,8 +49,8 @@ pub(in crate::endpoint) use table::PeerTable;
 ///
 /// - Ranks keep the numbers from 0. A further peer gets a number from [`Endpoint::size`] on. All operations with one
 ///   process take such numbers, and receives from any source accept messages of further peers.
-/// - Further peers on other machines are reached over TCP; not if the ranks connect at the start and run on several
-///   machines, as over RDMA devices, or may be started again.
+/// - Further peers on other machines are reached over TCP; not if the ranks connect at the start, as over RDMA devices,
+///   or may be started again.
 /// - Barriers, agreements and restarts stay calls of the ranks.
 /// - The failure of a further peer ends the operations with it. Receives from any source end with it only if no rank
 ///   and no other peer is left. With [`Config::any_source_outlives`](crate::Config::any_source_outlives), they never
@@ -94,14 +94,15 @@ impl Endpoint {
     /// Returns the address of this endpoint. Other processes of this user on this machine connect with it
     /// ([`Endpoint::connect`]). So do processes on other machines, unless NEMESIA_NET is off or verbs, or one of both
     /// has another key of the job than the other ([`Config::job_key`](crate::Config::job_key)): for them this endpoint
-    /// listens from the first call of this function or of [`Endpoint::connect`] on. The address is the permission to
-    /// call, so keep it from processes that must not. It is valid until the endpoint is closed, and is never that of
+    /// listens from the first call of this function or of [`Endpoint::connect`] on, unless ranks of its world run there.
+    /// The address is the permission to call, so keep it from processes that must not. It is valid until the endpoint is closed, and is never that of
     /// another endpoint.
     ///
     /// # Errors
     /// [`Error::Forked`]: the endpoint belongs to the parent of this process. [`Error::Shm`]: the kernel refuses to
     /// listen.
     pub fn address(&self) -> Result<&PeerAddress, Error> {
+        self.check_origin()?;
         let peers = self.peer_table()?;
         peers.begin_growth(&self.waiter.watch)?;
         Ok(peers.address())

@@ -50,6 +50,14 @@ pub(crate) fn pair() -> io::Result<(UnixStream, UnixStream)> {
     Ok((above_standard(one)?, above_standard(other)?))
 }
 
+/// Listens at an address of this machine, without blocking.
+pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(at).and_then(above_standard)?;
+    listener.set_nonblocking(true)?;
+    begin_listening(&listener)?;
+    Ok(listener)
+}
+
 /// Begins to listen on a socket that has a port and does not block. The kernel queues as many connections as the system
 /// permits (the standard library asks for 128): if the queue is full, it drops requests, and callers repeat theirs
 /// after seconds only.

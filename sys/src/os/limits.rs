@@ -131,7 +131,7 @@ pub fn require_file_size(bytes: usize) -> Result<(), ShmError> {
 }
 
 /// The descriptors of a process with an endpoint without connections. One of them serves all endpoints of the process.
-pub(crate) const DESCRIPTORS: u32 = 6;
+pub(crate) const DESCRIPTORS: u32 = 7;
 /// The descriptors that a peer of this machine takes: its connection and its pidfd.
 pub(crate) const DESCRIPTORS_PER_PEER: u32 = 2;
 /// Those that it takes while it is connected: also the segment that this process has made for it.

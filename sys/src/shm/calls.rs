@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::job_key::{JobKey, KEY_BYTES};
-use nemesia_core::link::address::LinkAddress;
+use nemesia_core::link::address::{AddressKinds, LinkAddress};
 use nemesia_core::link::machine::slots::{CarrierSlot, LinkSlot, LinkStorage, RankSlot};
 use nemesia_core::link::machine::table::{LinkProcess, Links};
 use nemesia_core::link::machine::terms::{
@@ -47,7 +47,7 @@ use super::peer::ShmWorld;
 use super::segments::OwnSegments;
 use crate::error::Error;
 use crate::os::shortage::Shortage;
-use crate::os::{HandoffConnection, HandoffListener, Watch, random};
+use crate::os::{HandoffConnection, HandoffListener, ShmError, Watch, random};
 use crate::transport::net::{EnteredStream, StreamDoor};
 use desk::{CallDesk, CallParts};
 use owner::RefuseAll;
@@ -88,8 +88,8 @@ pub(crate) trait CallTerms {
     /// opened if it is not open yet.
     ///
     /// # Errors
-    /// One line.
-    fn open_port(&mut self) -> Result<Address, String>;
+    /// What this process lacks.
+    fn open_port(&mut self) -> Result<Address, ShmError>;
 
     /// Makes place for the stream of the peer that this process knows by `number`.
     ///
@@ -211,13 +211,24 @@ impl Calls {
             return Ok(None);
         }
         let lacks = match (&self.desk.door, address::remote(&place)) {
+            (Some(_), Some(remote)) if remote.ip().is_loopback() && !self.may_be_here(&place) => {
+                "that endpoint has an address that does not leave its machine: set NEMESIA_NET_ADDRESS there"
+                    .into()
+            }
             (Some(_), Some(remote)) => return Ok(Some(remote)),
             (None, _) => format!("this endpoint reaches none: {}", self.desk.closed),
-            (Some(_), None) => "that endpoint takes no calls of others: set NEMESIA_NET to auto or tcp there, and \
-                                NEMESIA_NET_ADDRESS if it has no default route"
-                .to_owned(),
+            (Some(_), None) => {
+                "that endpoint takes no calls of others: set NEMESIA_NET to auto or tcp there; ranks \
+                                that connect at the start or may be started again take none"
+                    .to_owned()
+            }
         };
         Err(format!("it is the address of another machine or network namespace, and {lacks}"))
+    }
+
+    /// Returns whether a process shares no memory by its settings, so that it may run on this machine.
+    fn may_be_here(&self, place: &LinkAddress) -> bool {
+        place.has(AddressKinds::APART) || self.desk.place.has(AddressKinds::APART)
     }
 
     /// Returns whether there are connections to look at, even if no descriptor is readable.

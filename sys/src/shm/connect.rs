@@ -94,21 +94,25 @@ pub(super) fn connect(
     let hosts: Vec<HostAddress> = cards.iter().map(|card| card.host.clone()).collect();
     let is_together = hosts::are_together(&hosts);
     if let Ok(door) = door.as_ref()
-        && !is_together
+        && (!is_together || world.config.job_key.is_given())
     {
-        // Before the barrier of what is exchanged next: ranks on other machines may call at once after it.
+        // Before the barrier of what is exchanged next: ranks on other machines may call at once after it. With a key,
+        // others may know the addresses of all ranks from one of them.
         door.open(&watch)?;
     }
     let on_demand = cards.iter().all(|card| card.on_demand);
     let mut remote = find_remote(world, exchange, (&cards, &hosts), origin, deadline)?;
-    remote.warnings.splice(..0, warnings);
-    let has_door = is_together || remote.demand.is_some();
+    if is_together {
+        // With ranks elsewhere, the choice of the transport has said what they need.
+        remote.warnings = warnings;
+    }
+    let has_door = on_demand && is_together || remote.demand.is_some();
     if !has_door {
         // The port to the other ranks is no port to others.
         door = Err("the ranks of its world connect at the start".into());
         cards.iter_mut().for_each(|card| card.called = None);
     }
-    let time = match on_demand && has_door {
+    let time = match has_door {
         true => ConnectTime::OnDemand,
         false => ConnectTime::Start,
     };
@@ -162,7 +166,14 @@ fn ranks(world: &ShmWorld, cards: &[ProcessCard], remote: &RemoteRanks) -> Resul
                 .map_err(|problem| Error::Peer { rank: rank as usize, problem })?;
         }
         let ProcessCard { expedited, cpus, .. } = *card;
-        Ok(RankProcess { address: card.address(), incarnation: 0, cpus, pid: card.host.pid, expedited, is_remote })
+        Ok(RankProcess {
+            address: card.address(),
+            incarnation: 0,
+            cpus,
+            pid: card.host.pid,
+            expedited,
+            is_remote,
+        })
     });
     ranks.collect()
 }

@@ -1,8 +1,7 @@
 //! The ranks that share a machine, and the transport to the others.
 //!
 //! Each process publishes through the exchange where it runs: the boot of its machine, its network namespace, and the
-//! name of its hand-over socket. If these show that all processes run in one place, nothing else is published and no
-//! network is touched. Otherwise each process first tries the hand-over sockets of lower ranks with its boot. Then it
+//! name of its hand-over socket. If these show that all processes run in one place, nothing else is published. Otherwise each process first tries the hand-over sockets of lower ranks with its boot. Then it
 //! publishes a *card*: its network addresses, and the lower ranks with its boot whose socket it could not reach. Two
 //! processes share a machine if their boots are equal and the socket was reached: containers and copies of a virtual
 //! machine can have equal boots.
@@ -584,14 +583,9 @@ mod tests {
         let other = host("00ff", "42").encode().replacen(&LAYOUT_VERSION.to_string(), "999", 1);
         assert!(HostAddress::decode(&other).unwrap_err().contains("version 999"));
         let good = card().encode();
-        for (from, to) in [
-            ("01ab", "01a"),
-            ("01ab", "0xab"),
-            ("0,3", "0,4"),
-            ("0,3", "0,-1"),
-            ("0,3", ""),
-            (".4096", ".x"),
-        ] {
+        for (from, to) in
+            [("01ab", "01a"), ("01ab", "0xab"), ("0,3", "0,4"), ("0,3", "0,-1"), ("0,3", ""), (".4096", ".x")]
+        {
             let error = Card::decode(&good.replace(from, to), 4).unwrap_err();
             assert!(error.contains("malformed"), "{to}: {error}");
         }

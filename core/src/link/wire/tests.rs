@@ -173,33 +173,33 @@ fn golden(body: LinkBody<'_>, expected: &str) {
 fn bytes_are_golden() {
     let numbers = "8877665544332211 00ffeeddccbbaa99";
     let with = |head: &str, rest: &str| std::format!("{head} {numbers} {rest}");
-    golden(LinkBody::Ask, &with("4c4e 01 01 3000 01 00", ""));
+    golden(LinkBody::Ask, &with("4c4e 02 01 3000 01 00", ""));
     let challenge = LinkBody::Challenge(Challenge { number: 6, random: [0x5a; 16] });
-    golden(challenge, &with("4c4e 01 02 3000 01 00", &std::format!("06000000 {}", "5a".repeat(16))));
+    golden(challenge, &with("4c4e 02 02 3000 01 00", &std::format!("06000000 {}", "5a".repeat(16))));
     let address: String = (0..64).map(|at| std::format!("{at:02x}")).collect();
     let fixed = "0700000000010000 0200000000000000 03000000 00200000 05000000";
     let nonce = "feffffffffffffff";
     let offers = "02040200 0001 581b 0b00000000000000";
     let proof = "ee".repeat(16);
     let bytes = std::format!("{fixed} 01 efcdab {nonce} {address} {offers} {proof}");
-    golden(call(list(&[stream()]).get(true)), &with("4c4e 01 03 a000 01 00", &bytes));
+    golden(call(list(&[stream()]).get(true)), &with("4c4e 02 03 a000 01 00", &bytes));
     let fixed = "0900000000000000 0100000000000000 04000000 00100000 4d00000000000000 02000000 01000000";
     let pair = "03010510 4000 0300 fefefefefefefefefefefefefefefefe 64000000 f0ffff00";
     let bytes = std::format!("{fixed} {pair} {}", "dd".repeat(16));
-    golden(answer(list(&[pairs(1)]).get(false)), &with("4c4e 01 04 7000 01 00", &bytes));
+    golden(answer(list(&[pairs(1)]).get(false)), &with("4c4e 02 04 7000 01 00", &bytes));
     let confirm = LinkConfirm { chosen: 2, reason: LinkText::new("why", 64), proof: Proof([3; 16]) };
     let bytes = std::format!("02 03 000000000000 776879 {}", "03".repeat(16));
-    golden(LinkBody::Confirm(confirm), &with("4c4e 01 05 3300 01 00", &bytes));
-    golden(LinkBody::Welcome, &with("4c4e 01 06 1800 01 00", ""));
+    golden(LinkBody::Confirm(confirm), &with("4c4e 02 05 3300 01 00", &bytes));
+    golden(LinkBody::Welcome, &with("4c4e 02 06 1800 01 00", ""));
     let (code, text) = (RefusalCode::Shape, LinkText::new("no", 9));
     let refuse = LinkRefuse { code, is_passing: true, values: [1, 2], text };
     let bytes = "0600 01 02 0100000000000000 0200000000000000 6e6f";
-    golden(LinkBody::Refuse(refuse), &with("4c4e 01 07 2e00 01 00", bytes));
-    golden(LinkBody::Leave(LeaveManner::Disconnected), &with("4c4e 01 08 2000 01 00", "01"));
+    golden(LinkBody::Refuse(refuse), &with("4c4e 02 07 2e00 01 00", bytes));
+    golden(LinkBody::Leave(LeaveManner::Disconnected), &with("4c4e 02 08 2000 01 00", "01"));
     let bytes = std::format!("00000000 00000000 {} 0900000000000000 {}", "07".repeat(64), "01".repeat(16));
-    golden(departure(), &with("4c4e 01 08 7800 01 00", &bytes));
-    golden(LinkBody::Hold, &with("4c4e 01 09 1800 01 00", ""));
-    golden(LinkBody::Done, &with("4c4e 01 0a 1800 01 00", ""));
+    golden(departure(), &with("4c4e 02 08 7800 01 00", &bytes));
+    golden(LinkBody::Hold, &with("4c4e 02 09 1800 01 00", ""));
+    golden(LinkBody::Done, &with("4c4e 02 0a 1800 01 00", ""));
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn faults_name_what_is_wrong() {
         LinkMessage::decode(&bytes, LINK_VERSION).map(|_| ()).unwrap_err()
     };
     assert_eq!(with(0, 0), LinkFault::Mark);
-    assert_eq!(with(2, 9), LinkFault::Version { theirs: 9, ours: 1, from: FROM });
+    assert_eq!(with(2, 9), LinkFault::Version { theirs: 9, ours: LINK_VERSION, from: FROM });
     assert_eq!(with(3, 77), LinkFault::Kind(77));
     assert_eq!(with(4, 25), LinkFault::Length { kind: 6, bytes: 24 });
     assert_eq!(with(6, 5), LinkFault::Service(5));
@@ -250,15 +250,15 @@ fn faults_name_what_is_wrong() {
 
 #[test]
 fn a_refusal_is_read_by_every_version() {
-    let text = LinkText::new("version 2 here", MOST_REFUSAL_TEXT);
-    let refuse = LinkRefuse { code: RefusalCode::Version, is_passing: false, values: [2, 1], text };
+    let text = LinkText::new("version 3 here", MOST_REFUSAL_TEXT);
+    let refuse = LinkRefuse { code: RefusalCode::Version, is_passing: false, values: [3, 2], text };
     let other = LinkMessage {
-        header: LinkHeader { version: 2, ..message(LinkBody::Ask).header },
+        header: LinkHeader { version: 3, ..message(LinkBody::Ask).header },
         body: LinkBody::Refuse(refuse),
     };
     assert_eq!(LinkMessage::decode(other.encode().get(), LINK_VERSION), Ok(other));
     let welcome = LinkMessage { body: LinkBody::Welcome, ..other };
-    let fault = LinkFault::Version { theirs: 2, ours: 1, from: FROM };
+    let fault = LinkFault::Version { theirs: 3, ours: LINK_VERSION, from: FROM };
     assert_eq!(LinkMessage::decode(welcome.encode().get(), LINK_VERSION), Err(fault));
 }
 

@@ -25,7 +25,11 @@ pub(super) fn find_door(
     if !wished.is_empty() && config.net != NetChoice::Off {
         config.give_up(format!("{wished}: {ALONE} reach other machines over TCP only"), warnings)?;
     }
-    StreamDoor::find(config, warnings)
+    let mut found = Vec::new();
+    let door = StreamDoor::find(config, &mut found)?;
+    found.retain(|warning| !warnings.contains(warning));
+    warnings.extend(found);
+    Ok(door)
 }
 
 /// Opens the port of the process with this rank, before there is a peer for it, if its packets are smaller than those

@@ -1,5 +1,7 @@
 //! Calls: what the table of peers decides about them, and what becomes of them.
 
+use std::io;
+
 use nemesia_core::engine::Failure;
 use nemesia_core::link::machine::terms::{LinkEnding, RankClaim};
 use nemesia_core::peers::{CallRefusal, PeerAddress, PeerEnd, PeerRef, PeerStage};
@@ -10,7 +12,7 @@ use super::end_of;
 use super::table::PeerTable;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
-use crate::os::Watch;
+use crate::os::{ShmError, Watch};
 use crate::shm::{CallGrant, CallOutcome, CallTerms, Calls, make_places};
 use crate::transport::net::NetPort;
 
@@ -242,8 +244,13 @@ impl CallTerms for PeerTerms<'_> {
         Ok(CallGrant { number: rank, units: endpoint.engine.granted(rank), word })
     }
 
-    fn open_port(&mut self) -> Result<Address, String> {
-        self.endpoint.open_port().map_err(|error| error.to_string())
+    fn open_port(&mut self) -> Result<Address, ShmError> {
+        self.endpoint.open_port().map_err(|error| match error {
+            Error::Shm(error) => error,
+            other => {
+                ShmError::system("opening the port to other machines", io::Error::other(other.to_string()))
+            }
+        })
     }
 
     fn expect_stream(&mut self, number: u32) -> Result<(), String> {

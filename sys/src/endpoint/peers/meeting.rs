@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::SendBuf;
-use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress};
+use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress, PeerRef};
 use nemesia_core::wire::meeting::{MOST_ADDRESSES, MOST_MEETING_BYTES, MeetingKind, MeetingMessage};
 
 use super::members::PeerGroup;
@@ -116,8 +116,8 @@ impl Endpoint {
     /// group accepts waits for it. The first process of the accepting group may accept again and again: each time one
     /// group comes. `None` as `limit` waits for ever.
     ///
-    /// The first process of a group speaks with the other group once all processes of its own have begun to meet. Those
-    /// of the other group are known afterwards, but not connected. If a process of either group dies
+    /// The first process of a group speaks with the other group once all ranks of its world that are in its own have
+    /// begun to meet. The processes of the other group are known afterwards, but not connected. If one of either group dies
     /// meanwhile, the others may meet nevertheless; operations with it then fail. The accepting group gives up a caller
     /// that is stopped for 10 s in the middle of its call, and waits for the next one; if the caller had its answer, it
     /// may still think that it has met the group.
@@ -140,12 +140,19 @@ impl Endpoint {
         group.place().ok_or(Error::Members)?;
         let token = self.next_meeting(group)?;
         if let Some(leader) = group.peer(0) {
-            let leader = self.rank_of(leader)?;
-            self.write(leader, TO_LEADER, &room, &MeetingMessage::bare(MeetingKind::Present, token))?;
+            let (peer, leader) = (leader, self.rank_of(leader)?);
+            if self.is_rank_of_world(peer) {
+                self.write(leader, TO_LEADER, &room, &MeetingMessage::bare(MeetingKind::Present, token))?;
+            }
             let addresses = self.hear_members(leader, token, &room)?;
             return self.group(&addresses);
         }
-        let met = self.await_members(group, token, &room).and_then(|()| match meeting {
+        let met = match meeting {
+            // It does not accept as a member of this one.
+            Meeting::Call(address) if group.addresses().contains(&address) => Err(self.refusal_by(&address)),
+            _ => self.await_ranks(group, token, &room),
+        };
+        let met = met.and_then(|()| match meeting {
             Meeting::Accept => self.accept_group(group, &room),
             Meeting::Call(address) => self.call_group(group, &address, &room),
         });
@@ -245,16 +252,30 @@ impl Endpoint {
         }
     }
 
-    /// Waits until the other processes of a group take calls: the other group gets their addresses next.
-    fn await_members(&mut self, group: &PeerGroup, token: u64, room: &MeetingRoom) -> Result<(), Error> {
-        for peer in (1..group.size()).filter_map(|place| group.peer(place)) {
+    /// Returns the error of a meeting with a process of this group.
+    fn refusal_by(&mut self, address: &PeerAddress) -> Error {
+        let rank = self.connect(address).and_then(|peer| self.rank_of(peer));
+        rank.map_or_else(|error| error, refusal)
+    }
+
+    fn is_rank_of_world(&self, peer: PeerRef) -> bool {
+        self.peer_table().is_ok_and(|peers| peers.is_rank(peer))
+    }
+
+    /// Waits until the ranks of this world among a group take calls: the other group gets their addresses next. Other
+    /// processes have given theirs away themselves.
+    fn await_ranks(&mut self, group: &PeerGroup, token: u64, room: &MeetingRoom) -> Result<(), Error> {
+        let members = (1..group.size()).filter_map(|place| group.peer(place));
+        let ranks: Vec<_> = members.filter(|peer| self.is_rank_of_world(*peer)).collect();
+        for peer in ranks {
             let present = self.rank_of(peer).and_then(|rank| {
                 let source = CoreSource::Rank(rank as u32);
                 // Others are what is left of a meeting that was given up.
                 while self
                     .letter(source, TO_LEADER, room, Duration::ZERO)?
                     .is_none_or(|letter| (letter.kind, letter.token) != (MeetingKind::Present, token))
-                {}
+                {
+                }
                 Ok(())
             });
             match present {

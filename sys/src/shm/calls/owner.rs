@@ -1,5 +1,6 @@
 //! What the machine of links asks of this process: connections, segments, streams, and where a caller is.
 
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use nemesia_core::link::machine::terms::{
@@ -16,7 +17,7 @@ use nemesia_core::port::memory::Address;
 use super::desk::{CallDesk, CallParts, CarrierLine, HandOffLine, LinkCarrier, refusal};
 use super::{CallGrant, CallOutcome, CallTerms};
 use crate::error::Error;
-use crate::os::{Watch, random};
+use crate::os::{ShmError, Watch, random};
 use crate::shm::address;
 use crate::shm::joining::JoiningProcess;
 use crate::shm::segments::Unjoined;
@@ -48,8 +49,8 @@ impl CallTerms for RefuseAll<'_> {
 
     fn hear_from(&mut self, _: &PeerAddress) {}
 
-    fn open_port(&mut self) -> Result<Address, String> {
-        Err("this process is busy".into())
+    fn open_port(&mut self) -> Result<Address, ShmError> {
+        Err(ShmError::system("opening the port to other machines", ErrorKind::ResourceBusy.into()))
     }
 
     fn expect_stream(&mut self, _: u32) -> Result<(), String> {
@@ -148,11 +149,11 @@ impl<T: CallTerms> CallOwner<'_, T> {
         (theirs, number): (u32, u32),
         offers: &mut OfferList,
     ) -> Result<LinkIntroduction, LinkRefusal> {
-        let offered = self.terms.open_port().and_then(|further| {
+        let offered = self.terms.open_port().map_err(Unjoined::Shortage).and_then(|further| {
             self.expect_stream(link, offered, theirs)?;
-            self.desk.offer_stream((number, &further), offers)
+            Ok(self.desk.offer_stream((number, &further), offers)?)
         });
-        let introduction = offered.map_err(|problem| self.desk.judge(link, problem.into(), REFUSED))?;
+        let introduction = offered.map_err(|unjoined| self.desk.judge(link, unjoined, REFUSED))?;
         Ok(LinkIntroduction { chosen: STREAM, ..introduction })
     }
 
@@ -265,12 +266,13 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
         let number = parts.number;
         if kind == CarrierKind::Stream {
             self.bind(link, carrier);
-            let further = self.terms.open_port();
-            let offered = further.and_then(|further| self.desk.offer_stream((number, &further), offers));
-            if let Err(problem) = &offered {
-                self.desk.note_attempt(Some(link), Some(problem.clone()), true);
-            }
-            return offered.ok();
+            return match self.terms.open_port() {
+                Ok(further) => self.desk.offer_stream((number, &further), offers).ok(),
+                Err(error) => {
+                    self.desk.lack(&error, Some(link));
+                    None
+                }
+            };
         }
         let own = match self.desk.ours.link(number) {
             Ok(own) => own,

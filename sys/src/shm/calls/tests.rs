@@ -59,7 +59,7 @@ impl CallTerms for Terms {
 
     fn hear_from(&mut self, _: &PeerAddress) {}
 
-    fn open_port(&mut self) -> Result<Address, String> {
+    fn open_port(&mut self) -> Result<Address, ShmError> {
         Ok(tcp::address_at("127.0.0.1:1".parse().unwrap(), 5).unwrap())
     }
 

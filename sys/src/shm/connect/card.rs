@@ -52,7 +52,10 @@ impl ProcessCard {
         let host = host.encode();
         let token = u128::from_be_bytes(*token.bytes());
         let called = called.map_or(NOWHERE.into(), place_text);
-        format!("{host}/{token:032x}.{called}.{cells}.{cell_bytes}.{fastbox_slots}.{flags}.{}", cpus.join("-"))
+        format!(
+            "{host}/{token:032x}.{called}.{cells}.{cell_bytes}.{fastbox_slots}.{flags}.{}",
+            cpus.join("-")
+        )
     }
 
     /// Decodes a published text, or returns what is wrong with it.
@@ -165,7 +168,8 @@ mod tests {
         let (host, facts) = text.split_once('/').unwrap();
         let nine = ["1"; 9].join("-");
         let token = "1".repeat(32);
-        let nowhere = ["0".repeat(36), "1".repeat(35), "1".repeat(37), "+".repeat(36), "0".repeat(32) + "0001"];
+        let nowhere =
+            ["0".repeat(36), "1".repeat(35), "1".repeat(37), "+".repeat(36), "0".repeat(32) + "0001"];
         let nowhere = nowhere.map(|place| format!("T.{place}.2.3.4.5.6"));
         let others = ["", "T.-.2.3.4.5", "x.-.2.3.4.5.6", "T.-.2.3.4.256.6", &format!("T.-.2.3.4.5.{nine}")];
         for facts in nowhere.iter().map(String::as_str).chain(others) {

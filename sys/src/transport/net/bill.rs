@@ -10,9 +10,8 @@ use super::open::{device_options, fast_path, tcp_options};
 use super::{AnyChannel, NetPort, Transport, with};
 use crate::config::Config;
 
-/// The descriptors of a port over TCP: its listener and epoll. A process that is called when it is first needed has one
-/// more listener.
-const TCP_DESCRIPTORS: u32 = 3;
+/// The descriptors of a port over TCP: its listener and epoll.
+const TCP_DESCRIPTORS: u32 = 2;
 
 /// What one process of a world needs to reach the ranks on other machines, by the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -59,11 +59,14 @@ impl StreamDoor {
     /// # Errors
     /// The key of the job cannot be read. In strict mode, what would be a warning.
     pub(crate) fn find(config: &Config, warnings: &mut Vec<String>) -> Result<Result<Self, String>, Error> {
-        let key = config.job_key.key().map_err(|problem| Error::Transport { transport: "network", problem })?;
+        let key =
+            config.job_key.key().map_err(|problem| Error::Transport { transport: "network", problem })?;
         let is_wished = config.job_key.is_given() || config.net_address.is_some();
         let found = match config.net {
             NetChoice::Off => return Ok(Err("NEMESIA_NET is off: use auto or tcp".into())),
-            NetChoice::Verbs => Err("NEMESIA_NET is verbs, which such calls do not use: use auto or tcp".into()),
+            NetChoice::Verbs => {
+                Err("NEMESIA_NET is verbs, which such calls do not use: use auto or tcp".into())
+            }
             NetChoice::Auto | NetChoice::Tcp => match tcp_address(config, warnings) {
                 Ok(chosen) => Self::reserve(config, key, chosen.address),
                 Err(not_open) => Err(not_open.reason()?),

@@ -189,9 +189,7 @@ fn is_death(failure: Failure) -> bool {
     use nemesia_core::port::PortFault::{Lost, Work};
     match failure {
         Failure::Died => true,
-        Failure::Fault(Lost(_) | Work(_)) | Failure::Unreachable => {
-            std::env::var_os("NEMESIA_NET").is_some()
-        }
+        Failure::Fault(Lost(_) | Work(_)) | Failure::Unreachable => std::env::var_os("NEMESIA_NET").is_some(),
         _ => false,
     }
 }

@@ -155,6 +155,19 @@ fn if_nothing_listens_at_the_last_carrier_the_process_has_died() {
 }
 
 #[test]
+fn a_process_at_the_own_place_is_not_called_over_the_network_after_hand_off() {
+    let own = address(HandOff, 0);
+    for (place, last) in [(own.place, HandOff), (address(HandOff, 5).place, Stream)] {
+        let mut world = Setup::new(HandOff).open();
+        let gone = LinkAddress { place, ..address(HandOff, 5) }.encode();
+        world.act(0, |links, now, owner| links.speak(&gone, None, ENGINE, now, owner)).unwrap();
+        world.run();
+        assert_eq!(world.reports(0), [LinkReport::Ended(LinkEnding::Died)]);
+        assert_eq!(world.desk(0).dialled.last(), Some(&last));
+    }
+}
+
+#[test]
 fn what_cannot_be_called_is_named() {
     let mut world = Setup { places: [2, 8], ..Setup::new(Stream) }.open();
     let mut speak = |peer: &PeerAddress| {

@@ -185,7 +185,7 @@ fn another_version_is_refused_with_both_and_nonsense_is_not_answered() {
     let response = respond(&mut world, bytes.get()).unwrap();
     let message = LinkMessage::decode(&response, LINK_VERSION).unwrap();
     let LinkBody::Refuse(refuse) = message.body else { panic!("{message:?}") };
-    assert_eq!((refuse.code, refuse.values), (RefusalCode::Version, [1, 9]));
+    assert_eq!((refuse.code, refuse.values), (RefusalCode::Version, [LINK_VERSION.into(), 9]));
     assert_eq!(message.header.to, header().from);
     assert_eq!(respond(&mut world, &[0xff; 100]), None);
     // A refusal is never refused, whatever its version is: the two would go on for ever.

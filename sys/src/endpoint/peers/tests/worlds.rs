@@ -323,7 +323,7 @@ fn a_world_meets_another_one_on_other_machines() {
 }
 
 #[test]
-fn the_only_rank_of_a_world_with_a_key_reaches_another_machine() {
+fn the_only_rank_of_a_world_reaches_another_machine() {
     let mut one = crate::endpoint::tests::world_apart(1, &across::config()).remove(0);
     let mut lone = across::lone();
     let peer = one.connect(lone.address().unwrap()).unwrap();
