@@ -1915,17 +1915,18 @@ int32_t nemesia_endpoint_alone(const struct nemesia_config *config,
                                struct nemesia_endpoint **out_endpoint);
 
 /**
- * Writes the address of an endpoint. Other processes of this user on this machine, and of this job on others if there
- * is a key, connect by it. The further peers of a rank have ranks from the world's size on. If ranks of several
- * machines connect at the start, or may be started again, processes on other machines cannot connect by the address.
- * It is valid until the endpoint is closed, and is never that of another endpoint. Its bytes may be copied and
- * compared; they mean nothing else.
+ * Writes the address of an endpoint. Other processes of this user on this machine connect by it, and over TCP all that
+ * were given it, for which the endpoint listens from the first call of this function or of `nemesia_endpoint_connect`
+ * on: keep it from processes that must not. If ranks connect at the start, or may be started again, processes on other
+ * machines cannot connect by the address. The further peers of a rank have ranks from the world's size on. It is valid
+ * until the endpoint is closed, and is never that of another endpoint. Its bytes may be copied and compared; they mean
+ * nothing else.
  *
  * - `endpoint`: an open endpoint.
  * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
- * NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_SYSTEM if the kernel refuses to listen; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one
+ * at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_address(struct nemesia_endpoint *endpoint,
                                  uint8_t *out_address);
@@ -1940,10 +1941,10 @@ int32_t nemesia_endpoint_address(struct nemesia_endpoint *endpoint,
  * - `out_peer`: the peer, written on success. Any number is safe where a peer is expected, and one that was released
  *   never becomes another peer.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is one of another machine
- * or of this endpoint; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership:
- * the address is copied. `nemesia_endpoint_disconnect` releases the peer. Threads: one at a time, or any number with
- * NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is that of this endpoint,
+ * or one of another machine and one of both takes no part in the network; NEMESIA_ERR_CONNECTIONS if there are too
+ * many peers; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership: the address is copied. `nemesia_endpoint_disconnect` releases
+ * the peer. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_connect(struct nemesia_endpoint *endpoint,
                                  const uint8_t *address,
@@ -2061,9 +2062,10 @@ int32_t nemesia_endpoint_disconnect(struct nemesia_endpoint *endpoint,
  * with `address` NULL. Only the first process of each group speaks with the other group, and only its `address`
  * counts.
  *
- * A group is a list of addresses in an order that all of its processes know. The processes of the other group are
- * known afterwards (`nemesia_endpoint_connect` returns their peers), but not connected. Meetings at one address at the
- * same time are told apart by their numbers. A call that comes before the other group accepts waits for it. If a
+ * A group is a list of addresses in an order that all of its processes know. The first process of a group speaks with
+ * the other group once all ranks of its world that are in its own have begun to meet. The processes of the other group
+ * are known afterwards (`nemesia_endpoint_connect` returns their peers), but not connected. Meetings at one address at
+ * the same time are told apart by their numbers. A call that comes before the other group accepts waits for it. If a
  * process of either group dies meanwhile, the others may meet nevertheless.
  *
  * - `endpoint`: an endpoint that has an address.

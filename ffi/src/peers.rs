@@ -72,8 +72,8 @@ pub unsafe extern "C" fn nemesia_endpoint_alone(
 /// - `endpoint`: an open endpoint.
 /// - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one at a time, or any number with
-/// NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_SYSTEM if the kernel refuses to listen; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one
+/// at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_address(endpoint: *mut Endpoint, out_address: *mut u8) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
@@ -96,9 +96,9 @@ pub unsafe extern "C" fn nemesia_endpoint_address(endpoint: *mut Endpoint, out_a
 ///   never becomes another peer.
 ///
 /// Returns: NEMESIA_OK; NEMESIA_ERR_ADDRESS if these are not the bytes of an address, or it is that of this endpoint,
-/// or one of another machine and one of both takes no part in the network; NEMESIA_ERR_CONNECTIONS if there are too many peers; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership:
-/// the address is copied. `nemesia_endpoint_disconnect` releases the peer. Threads: one at a time, or any number with
-/// NEMESIA_THREADS_MULTIPLE.
+/// or one of another machine and one of both takes no part in the network; NEMESIA_ERR_CONNECTIONS if there are too
+/// many peers; NEMESIA_ERR_ARGUMENT or _PANIC. Ownership: the address is copied. `nemesia_endpoint_disconnect` releases
+/// the peer. Threads: one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_connect(
     endpoint: *mut Endpoint,
@@ -302,9 +302,9 @@ pub unsafe extern "C" fn nemesia_endpoint_disconnect(endpoint: *mut Endpoint, pe
 /// counts.
 ///
 /// A group is a list of addresses in an order that all of its processes know. The first process of a group speaks with
-/// the other group once all ranks of its world that are in its own have begun to meet. The processes of the other group are
-/// known afterwards (`nemesia_endpoint_connect` returns their peers), but not connected. Meetings at one address at the
-/// same time are told apart by their numbers. A call that comes before the other group accepts waits for it. If a
+/// the other group once all ranks of its world that are in its own have begun to meet. The processes of the other group
+/// are known afterwards (`nemesia_endpoint_connect` returns their peers), but not connected. Meetings at one address at
+/// the same time are told apart by their numbers. A call that comes before the other group accepts waits for it. If a
 /// process of either group dies meanwhile, the others may meet nevertheless.
 ///
 /// - `endpoint`: an endpoint that has an address.

@@ -47,8 +47,8 @@ const fn mix(word: u64, seed: u64) -> u64 {
 }
 
 impl fmt::Display for PeerAddress {
-    /// Writes the bytes as hexadecimal digits, without the token of the process: it is a secret of those that were given
-    /// the address.
+    /// Writes the bytes as hexadecimal digits, without the token of the process: it is a secret of those that were
+    /// given the address.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (head, rest) = self.0.split_at(TOKEN.start);
         let rest = rest.get(TOKEN.len()..).unwrap_or(&[]);

@@ -85,10 +85,9 @@
 //!
 //! **Processes without a world.** After [`Channel::grow_with_peers`], peers have no ranks but numbers, which each
 //! process chooses for itself, and they are added one by one ([`Channel::expect`]). The caller has met the peer
-//! before, by other means ([`link`](crate::link)), and both have agreed upon numbers, tokens and a key
-//! ([`Acquaintance`]). A connection is accepted only from the process that presents the token and proves the key, as
-//! the peer that they belong to. A hello carries the number by which its *receiver* knows the sender, instead of a
-//! rank; all such processes have the same rank.
+//! before ([`link`](crate::link)), and both have agreed upon numbers, tokens and a key ([`Acquaintance`]). A connection
+//! is accepted only from the process that presents the token and proves the key. A hello carries the number by which
+//! its *receiver* knows the sender, instead of a rank; all such processes have the same rank.
 //!
 //! The shared receive queue of a fabric is not used: its receives could not be granted to individual peers.
 #![deny(unsafe_code)]
@@ -158,8 +157,8 @@ pub struct Config {
     pub incarnation: u64,
     /// Number of the world, which distinguishes it from others with the same key. It is not secret.
     pub world: u64,
-    /// The key of the job. Processes that do not prove that they know it are refused. In a channel that grows with its
-    /// peers, what was agreed upon with a peer replaces it ([`Acquaintance::key`]): others must not know this one.
+    /// The key of the job. Processes that do not prove that they know it are refused. Where [`Acquaintance::key`]
+    /// replaces it, nobody else knows it.
     pub key: JobKey,
     /// Random bytes that no other process knows, different for each channel: challenges and nonces are derived from
     /// them.

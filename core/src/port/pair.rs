@@ -88,8 +88,8 @@ impl<L: PacketPort, R: PacketPort, T: Borrow<[Route]>> Pair<L, R, T> {
         self.remote.as_mut()
     }
 
-    /// Has this remote port from now on. It is returned if there is one, or if its packets are smaller than those of the
-    /// local port, which peers may have been told.
+    /// Has this remote port from now on. It is returned if there is one, or if its packets are smaller than those of
+    /// the local port, which peers may have been told.
     pub fn enter_remote(&mut self, remote: R) -> Option<R> {
         if self.remote.is_some() || remote.packet_bytes() < self.local.packet_bytes() {
             return Some(remote);

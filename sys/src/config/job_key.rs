@@ -19,7 +19,8 @@ const OTHERS: u32 = 0o077;
 /// Where a process has the key of its job from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum JobKeySource {
-    /// Without a setting. For ranks that connect at the start, rank 0 draws it, and the exchange carries it to the others.
+    /// Without a setting. For ranks that connect at the start, rank 0 draws it, and the exchange carries it to the
+    /// others.
     #[default]
     Exchange,
     /// A file, which is read when the world is opened.

@@ -94,9 +94,9 @@ impl Endpoint {
     /// Returns the address of this endpoint. Other processes of this user on this machine connect with it
     /// ([`Endpoint::connect`]). So do processes on other machines, unless NEMESIA_NET is off or verbs, or one of both
     /// has another key of the job than the other ([`Config::job_key`](crate::Config::job_key)): for them this endpoint
-    /// listens from the first call of this function or of [`Endpoint::connect`] on, unless ranks of its world run there.
-    /// The address is the permission to call, so keep it from processes that must not. It is valid until the endpoint is closed, and is never that of
-    /// another endpoint.
+    /// listens from the first call of this function or of [`Endpoint::connect`] on, unless ranks of its world run
+    /// there. The address is the permission to call, so keep it from processes that must not. It is valid until the
+    /// endpoint is closed, and is never that of another endpoint.
     ///
     /// # Errors
     /// [`Error::Forked`]: the endpoint belongs to the parent of this process. [`Error::Shm`]: the kernel refuses to

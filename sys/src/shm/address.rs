@@ -1,8 +1,8 @@
 //! The address of this process ([`LinkAddress`]), and the comparison of an address with what the kernel says.
 //!
 //! An address comes from others and proves nothing. Inside a machine it is compared with what the kernel says about
-//! the process that claims it. Between machines, only processes that prove that they know the token of the called one may
-//! claim one.
+//! the process that claims it. Between machines, only processes that prove that they know the token of the called one
+//! may claim one.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

@@ -1,10 +1,11 @@
 //! The ranks that share a machine, and the transport to the others.
 //!
 //! Each process publishes through the exchange where it runs: the boot of its machine, its network namespace, and the
-//! name of its hand-over socket. If these show that all processes run in one place, nothing else is published. Otherwise each process first tries the hand-over sockets of lower ranks with its boot. Then it
-//! publishes a *card*: its network addresses, and the lower ranks with its boot whose socket it could not reach. Two
-//! processes share a machine if their boots are equal and the socket was reached: containers and copies of a virtual
-//! machine can have equal boots.
+//! name of its hand-over socket. If these show that all processes run in one place, nothing else is published.
+//! Otherwise each process first tries the hand-over sockets of lower ranks with its boot. Then it publishes a *card*:
+//! its network addresses, and the lower ranks with its boot whose socket it could not reach. Two processes share a
+//! machine if their boots are equal and the socket was reached: containers and copies of a virtual machine can have
+//! equal boots.
 //!
 //! The card also has the size of the packets, which would else be compared when two ranks connect. If TCP is the
 //! transport of the world, and all processes take calls of other machines and permit that ranks connect on demand, no
@@ -377,8 +378,8 @@ fn sets_up_alike(cards: &[Card]) -> bool {
     kinds.all(|kind| Some(kind) == first)
 }
 
-/// Chooses the transport of the world, and opens the port to the ranks that do not share this machine. `on_demand`: they
-/// connect on demand if that transport is TCP.
+/// Chooses the transport of the world, and opens the port to the ranks that do not share this machine. `on_demand`:
+/// they connect on demand if that transport is TCP.
 fn choose(
     config: &Config,
     (opened, on_demand): (OpenedPorts, bool),

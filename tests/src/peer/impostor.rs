@@ -93,31 +93,22 @@ pub(super) fn socket(token: &LinkToken) -> String {
     format!("{:032x}", u128::from_be_bytes(token.hand_off_name()))
 }
 
-/// Returns the address of the process that has published this card.
+/// Returns the address of the process that has published this card, in a world that connects at the start.
 pub(super) fn address(card: &str) -> Option<LinkAddress> {
     let (host, facts) = card.split_once('/')?;
     let [_, machine, network, _, space, pid] = host.split('.').collect::<Vec<_>>().try_into().ok()?;
-    let mut facts = facts.split('.');
-    let token = u128::from_str_radix(facts.next()?, 16).ok()?;
-    // Where it takes calls of other machines.
-    let (kinds, place, port) = match facts.next()? {
-        "-" => (AddressKinds::default(), 0, 0),
-        called => {
-            let (ip, port) = called.split_at_checked(32)?;
-            (AddressKinds::IP, u128::from_str_radix(ip, 16).ok()?, u16::from_str_radix(port, 16).ok()?)
-        }
-    };
+    let token = u128::from_str_radix(facts.split('.').next()?, 16).ok()?;
     let network: u32 = network.parse().ok()?;
     Some(LinkAddress {
-        kinds,
-        port,
+        kinds: AddressKinds::default(),
+        port: 0,
         pid: pid.parse().ok()?,
         token: LinkToken::from_bytes(token.to_be_bytes()),
         machine: u64::from_str_radix(machine.get(..16)?, 16).ok()?
             ^ u64::from(network).wrapping_mul(0x9e37_79b9_7f4a_7c15),
         space: space.parse().ok()?,
         datagrams: (0, 0, 0),
-        place: place.to_be_bytes(),
+        place: [0; 16],
     })
 }
 

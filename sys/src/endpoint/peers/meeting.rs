@@ -117,10 +117,10 @@ impl Endpoint {
     /// group comes. `None` as `limit` waits for ever.
     ///
     /// The first process of a group speaks with the other group once all ranks of its world that are in its own have
-    /// begun to meet. The processes of the other group are known afterwards, but not connected. If one of either group dies
-    /// meanwhile, the others may meet nevertheless; operations with it then fail. The accepting group gives up a caller
-    /// that is stopped for 10 s in the middle of its call, and waits for the next one; if the caller had its answer, it
-    /// may still think that it has met the group.
+    /// begun to meet. The processes of the other group are known afterwards, but not connected. If one of either group
+    /// dies meanwhile, the others may meet nevertheless; operations with it then fail. The accepting group gives up a
+    /// caller that is stopped for 10 s in the middle of its call, and waits for the next one; if the caller had its
+    /// answer, it may still think that it has met the group.
     ///
     /// # Errors
     /// [`Error::Timeout`]: the other group has not come within `limit`; the process that calls has withdrawn its call.
