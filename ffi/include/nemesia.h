@@ -1925,8 +1925,8 @@ int32_t nemesia_endpoint_alone(const struct nemesia_config *config,
  * - `endpoint`: an open endpoint.
  * - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
  *
- * Returns: NEMESIA_OK; NEMESIA_ERR_SYSTEM if the kernel refuses to listen; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one
- * at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+ * Returns: NEMESIA_OK; NEMESIA_ERR_SYSTEM if the kernel refuses to listen; NEMESIA_ERR_ARGUMENT or _PANIC. Threads:
+ * one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
  */
 int32_t nemesia_endpoint_address(struct nemesia_endpoint *endpoint,
                                  uint8_t *out_address);

@@ -72,8 +72,8 @@ pub unsafe extern "C" fn nemesia_endpoint_alone(
 /// - `endpoint`: an open endpoint.
 /// - `out_address`: NEMESIA_ADDRESS_BYTES bytes, written on success.
 ///
-/// Returns: NEMESIA_OK; NEMESIA_ERR_SYSTEM if the kernel refuses to listen; NEMESIA_ERR_ARGUMENT or _PANIC. Threads: one
-/// at a time, or any number with NEMESIA_THREADS_MULTIPLE.
+/// Returns: NEMESIA_OK; NEMESIA_ERR_SYSTEM if the kernel refuses to listen; NEMESIA_ERR_ARGUMENT or _PANIC. Threads:
+/// one at a time, or any number with NEMESIA_THREADS_MULTIPLE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nemesia_endpoint_address(endpoint: *mut Endpoint, out_address: *mut u8) -> i32 {
     let work = |endpoint: &mut nemesia::Endpoint| {
