@@ -10,7 +10,8 @@
 //! | P2, in the answer | Tc | answer, P1, bytes | the author was given the address too, and answers this call |
 //! | S, the session | Tc | session, P1, P2 | not sent; the key of what follows |
 //! | P3, in the confirmation | S | confirm, bytes | the author has taken part in the exchange |
-//! | ticket i | S | ticket, i | a further stream or queue pair belongs to this link: 0 has the tokens of both ends, 1 and 2 the key of a stream |
+//! | ticket i | S | ticket, i | a further stream or queue pair belongs to this link: 0 has the tokens of both ends, 1 and 2 the key of a stream, 3 that of masks |
+//! | mask of a token in packets | ticket 3 | address, three numbers | only the ends of the link find the address |
 //! | departure | Tc | leave, nonce, bytes | the author was given the address, and says that it leaves |
 //!
 //! Replay: a challenge counts once, and P2 covers P1. Reflection: the labels differ, and a call in the other direction
@@ -40,6 +41,7 @@ const CONFIRM: &[u8; 16] = b"nemesia confirm ";
 const TICKET: &[u8; 16] = b"nemesia ticket  ";
 const LEAVE: &[u8; 16] = b"nemesia leave   ";
 const MIX: &[u8; 16] = b"nemesia mix     ";
+const ADDRESS: &[u8; 16] = b"nemesia address ";
 
 /// The challenge of a call inside a machine, where the kernel says who the caller is.
 pub const NO_CHALLENGE: Challenge = Challenge { number: 0, random: [0; TOKEN_BYTES] };
@@ -91,10 +93,7 @@ impl LinkKey {
         let random = challenge.map_or([0; 16], |challenge| challenge.random);
         let is_departure = [u8::from(challenge.is_none())];
         let parts: [&[u8]; 4] = [&number, &random, &is_departure, &nonce.to_le_bytes()];
-        let mask = truncated(mac_of(&self.0, MASK, &parts));
-        let mut masked = *address;
-        masked.iter_mut().skip(TOKEN_AT).zip(mask).for_each(|(byte, mask)| *byte ^= mask);
-        masked
+        masked(address, truncated(mac_of(&self.0, MASK, &parts)))
     }
 
     fn call(&self, challenge: &Challenge, called: &PeerAddress, message: &[u8]) -> Hmac<Sha256> {
@@ -152,6 +151,39 @@ impl LinkKey {
     }
 }
 
+/// Returns an address whose token is masked, or without its mask.
+fn masked(address: &[u8; 64], mask: [u8; TOKEN_BYTES]) -> [u8; 64] {
+    let mut masked = *address;
+    masked.iter_mut().skip(TOKEN_AT).zip(mask).for_each(|(byte, mask)| *byte ^= mask);
+    masked
+}
+
+/// The key by which the two ends of an open link mask the tokens of addresses that they send each other in packets.
+///
+/// It is not printed: its `Debug` shows no byte of it.
+#[derive(Clone, Copy)]
+pub struct TokenMask([u8; KEY_BYTES]);
+
+impl fmt::Debug for TokenMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenMask(..)")
+    }
+}
+
+impl TokenMask {
+    /// Returns the key that this ticket of a link is.
+    pub fn new(ticket: &[u8; 16]) -> Self {
+        Self(padded(ticket))
+    }
+
+    /// Masks the token of an address, or removes the mask. No two addresses of a link have the same numbers.
+    pub fn apply(&self, numbers: [u64; 3], address: &PeerAddress) -> PeerAddress {
+        let numbers = numbers.map(u64::to_le_bytes);
+        let mask = truncated(mac_of(&self.0, ADDRESS, &[numbers.as_flattened()]));
+        PeerAddress::from_bytes(masked(address.bytes(), mask))
+    }
+}
+
 /// The key of a link whose ends have proved themselves.
 ///
 /// It is not printed: its `Debug` shows no byte of it.
@@ -185,6 +217,7 @@ impl LinkSession {
 mod tests {
     use std::format;
     use std::string::String;
+    use std::vec::Vec;
 
     use super::*;
 
@@ -288,4 +321,27 @@ mod tests {
         "878e554814bab0ec",
         "0bcd14f2",
     ];
+
+    #[test]
+    fn a_mask_in_packets_hides_the_token_only_and_depends_on_its_numbers() {
+        let mask = TokenMask::new(&[7; 16]);
+        let hidden = mask.apply([1, 2, 3], &CALLED);
+        assert_eq!(mask.apply([1, 2, 3], &hidden), CALLED);
+        let differ = |one: &PeerAddress, other: &PeerAddress| {
+            let pairs = one.bytes().iter().zip(other.bytes());
+            pairs.enumerate().filter(|(_, (one, other))| one != other).map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        let changed = differ(&hidden, &CALLED);
+        assert!(
+            changed.len() > 8 && changed.iter().all(|at| (TOKEN_AT..TOKEN_AT + TOKEN_BYTES).contains(at))
+        );
+        for other in [
+            mask.apply([2, 2, 3], &CALLED),
+            mask.apply([1, 3, 3], &CALLED),
+            mask.apply([1, 2, 4], &CALLED),
+            TokenMask::new(&[8; 16]).apply([1, 2, 3], &CALLED),
+        ] {
+            assert!(differ(&hidden, &other).len() > 8);
+        }
+    }
 }

@@ -51,6 +51,7 @@ pub(crate) fn pair() -> io::Result<(UnixStream, UnixStream)> {
 }
 
 /// Listens at an address of this machine, without blocking.
+#[cfg(any(test, feature = "internals"))]
 pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(at).and_then(above_standard)?;
     listener.set_nonblocking(true)?;

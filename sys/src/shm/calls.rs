@@ -35,6 +35,7 @@ use nemesia_core::link::machine::table::{LinkProcess, Links};
 use nemesia_core::link::machine::terms::{
     CarrierKind, LinkEnding, LinkError, LinkLimits, LinkRef, LinkStage, RankClaim,
 };
+use nemesia_core::link::proof::TokenMask;
 use nemesia_core::link::wire::{LeaveManner, LinkService};
 use nemesia_core::peers::PeerAddress;
 use nemesia_core::port::channel::Acquaintance;
@@ -80,6 +81,9 @@ pub(crate) trait CallTerms {
     /// # Errors
     /// The reason why it is refused, and whether the same call can succeed later.
     fn decide(&mut self, caller: &PeerAddress) -> Result<CallGrant, (String, bool)>;
+
+    /// Returns the credit that the peer which this process knows by `number` has from the start.
+    fn granted(&self, number: u32) -> u64;
 
     /// A process with this address has sent a message over a new connection: a former one may have ended.
     fn hear_from(&mut self, peer: &PeerAddress);
@@ -291,8 +295,8 @@ impl Calls {
     pub(crate) fn next_outcome(&mut self) -> Option<(PeerAddress, CallOutcome)> {
         let (peer, mut outcome) = self.desk.outcomes.pop_front()?;
         if let CallOutcome::Streamed(link, entered) = &mut outcome {
-            let tickets = [0, 1, 2].map(|number| self.links.ticket(*link, number));
-            let [Some(tokens), Some(key), Some(rest)] = tickets else {
+            let tickets = [0, 1, 2, 3].map(|number| self.links.ticket(*link, number));
+            let [Some(tokens), Some(key), Some(rest), Some(mask)] = tickets else {
                 return Some((peer, CallOutcome::Undone(String::new())));
             };
             let half = |at: usize| tokens[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
@@ -302,6 +306,7 @@ impl Calls {
             bytes.iter_mut().zip(key.into_iter().chain(rest)).for_each(|(to, from)| *to = from);
             let key = JobKey::from_bytes(bytes);
             entered.known = Acquaintance { token, expected, key, ..entered.known };
+            entered.mask = TokenMask::new(&mask);
         }
         Some((peer, outcome))
     }

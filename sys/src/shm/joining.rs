@@ -56,7 +56,7 @@ impl JoiningProcess {
         })
     }
 
-    /// Grants the process credit, in units. Call it before the process gets the descriptor of our segment.
+    /// Grants the process credit, in units. Call it before the process may send.
     pub(super) fn grant(&self, units: u64) {
         self.link.grant(units);
     }

@@ -59,7 +59,7 @@ fn info_shows_what_connections_between_hosts_cost() -> Result<(), String> {
         "Between hosts, for each process in a world of 8 on 2 hosts: 4 connections with 4 ranks",
         "over verbs  5 descriptors; queues of 64 sends and 32 receives in each of 4 queue pairs, one completion queue \
          of 2328 entries; rings, if the device keeps the order of bytes: 256.0 KiB",
-        "over tcp    7 descriptors; queues of 64 sends and 32 receives\n",
+        "over tcp    6 descriptors; queues of 64 sends and 32 receives\n",
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }

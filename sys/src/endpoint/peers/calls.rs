@@ -124,6 +124,7 @@ impl PeerTable {
                 if self.table.opened(peer).is_some()
                     && let Some(net) = endpoint.net_mut()
                 {
+                    self.mask_by(entered.number, entered.mask);
                     net.enter_stream(*entered);
                 }
             }
@@ -258,6 +259,10 @@ impl CallTerms for PeerTerms<'_> {
         self.endpoint
             .net_mut()
             .map_or_else(|| Err("the network is off".into()), |net| net.expect_stream(number))
+    }
+
+    fn granted(&self, number: u32) -> u64 {
+        self.endpoint.engine.granted(number)
     }
 
     fn hear_from(&mut self, peer: &PeerAddress) {

@@ -2,11 +2,13 @@
 //!
 //! The messages are those of [`nemesia_core::wire::meeting`], in the matching context of barriers. A tag has the number
 //! of the meeting, and the way of the message. So it is larger than the number of any round of a barrier of a world,
-//! and smaller than the tags of barriers of groups ([`GROUP_TAG`]).
+//! and smaller than the tags of barriers of groups ([`GROUP_TAG`]). Between machines, the tokens in addresses are
+//! masked by a key of the link ([`TokenMask`]).
 
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
+use nemesia_core::link::proof::TokenMask;
 use nemesia_core::matching::{Pattern, Source as CoreSource};
 use nemesia_core::payload::SendBuf;
 use nemesia_core::peers::{ADDRESS_BYTES, PeerAddress, PeerRef};
@@ -368,13 +370,15 @@ impl Endpoint {
             error => error,
         })?;
         let status = message.status();
+        let mask = self.peer_table()?.mask_of(status.rank);
         // A longer one is received into nothing, as every message that is dropped.
         let bytes = if status.len <= MOST_MEETING_BYTES { self.open_letter(message)? } else { None };
         let message = bytes.as_ref().and_then(|bytes| MeetingMessage::decode(&bytes[..status.len]));
         Ok(message.map(|message| {
             let MeetingMessage { kind, token, total, first, addresses } = message;
             let (addresses, _) = addresses.as_chunks::<ADDRESS_BYTES>();
-            let addresses = addresses.iter().copied().map(PeerAddress::from_bytes).collect();
+            let addresses = addresses.iter().copied().map(PeerAddress::from_bytes);
+            let addresses = masked(mask, (pattern.tag, token, first), addresses).collect();
             Letter { rank: status.rank, kind, token, total: total as usize, first: first as usize, addresses }
         }))
     }
@@ -430,9 +434,11 @@ impl Endpoint {
         room: &MeetingRoom,
         list: &[PeerAddress],
     ) -> Result<(), Error> {
+        let mask = self.peer_table()?.mask_of(to);
         for (at, part) in list.chunks(MOST_ADDRESSES).enumerate() {
-            let addresses: Vec<u8> = part.iter().flat_map(|address| address.bytes()).copied().collect();
             let (total, first) = (list.len() as u32, (at * MOST_ADDRESSES) as u32);
+            let part = masked(mask, (way | u64::from(room.number), token, first), part.iter().copied());
+            let addresses: Vec<u8> = part.flat_map(|address| *address.bytes()).collect();
             self.write(to, way, room, &MeetingMessage { kind, token, total, first, addresses: &addresses })?;
         }
         Ok(())
@@ -442,6 +448,19 @@ impl Endpoint {
 /// Returns whether a request that was waited for has ended: the engine does not use its buffer any more.
 const fn has_ended(waited: &Result<Status, Error>) -> bool {
     matches!(waited, Ok(_) | Err(Error::PeerFailed { .. } | Error::Truncated(_)))
+}
+
+/// Returns addresses of a message with this tag and token, from this position of the list on, whose tokens are masked,
+/// or without their masks.
+fn masked(
+    mask: Option<TokenMask>,
+    (tag, token, first): (u64, u64, u32),
+    addresses: impl Iterator<Item = PeerAddress>,
+) -> impl Iterator<Item = PeerAddress> {
+    addresses.zip(u64::from(first)..).map(move |(address, at)| match mask {
+        Some(mask) => mask.apply([tag, token, at], &address),
+        None => address,
+    })
 }
 
 /// Returns whether no process is in both groups.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nemesia_core::engine::Failure;
 use nemesia_core::link::address::LinkAddress;
+use nemesia_core::link::proof::TokenMask;
 use nemesia_core::peers::{
     PeerAddress, PeerEnd, PeerError, PeerLimits, PeerRef, PeerSlot, PeerStage, Peers, Speaking,
 };
@@ -38,6 +39,8 @@ pub(super) struct NumberedPeer {
     pub(super) ended: bool,
     /// The connections that this process had begun before this one.
     pub(super) connection: u64,
+    /// How tokens are masked in packets, if they travel over the network by a link.
+    pub(super) mask: Option<TokenMask>,
 }
 
 /// The time for which messages that were sent before a disconnection are left to a peer that does not read them.
@@ -251,6 +254,21 @@ impl PeerTable {
         self.table.stage(peer).is_ok().then_some(peer)
     }
 
+    /// Returns how tokens are masked in packets from and to a peer, if they are.
+    pub(super) fn mask_of(&self, rank: usize) -> Option<TokenMask> {
+        let number = self.number(u32::try_from(rank).ok()?)?;
+        self.numbered.get(number as usize).copied().flatten()?.mask
+    }
+
+    /// Sets how tokens are masked in packets from and to a peer.
+    pub(super) fn mask_by(&mut self, rank: u32, mask: TokenMask) {
+        if let Some(number) = self.number(rank)
+            && let Some(Some(it)) = self.numbered.get_mut(number as usize)
+        {
+            it.mask = Some(mask);
+        }
+    }
+
     /// Returns the engine's number of a peer whose connection has ended, if messages of it are stored or outcomes of
     /// requests that name it are not taken.
     pub(super) fn kept_number(&self, peer: PeerRef, endpoint: &Endpoint) -> Option<usize> {
@@ -377,7 +395,7 @@ impl PeerTable {
         if self.numbered[at].is_some_and(|it| it.peer == peer && !it.ended) {
             return Ok(());
         }
-        self.numbered[at] = Some(NumberedPeer { peer, ended: false, connection: self.begun });
+        self.numbered[at] = Some(NumberedPeer { peer, ended: false, connection: self.begun, mask: None });
         self.begun += 1;
         endpoint.unreached.remove(&(rank as usize));
         if self.is_rank(peer) {

@@ -13,6 +13,7 @@ use nemesia_core::link::machine::terms::{
     CarrierKind, CarrierRef, LinkEnding, LinkIntroduction, LinkRef, LinkRefusal,
 };
 use nemesia_core::link::offers::{LinkOffer, LinkOffers, OfferList, SegmentsOffer};
+use nemesia_core::link::proof::TokenMask;
 use nemesia_core::link::refusal::{RefusalCode, RefusalWords};
 use nemesia_core::peers::PeerAddress;
 use nemesia_core::port::channel::Acquaintance;
@@ -152,10 +153,12 @@ impl CallParts {
     /// Returns what the peer and this process have agreed upon, with the connection that carries its packets now.
     pub(super) fn opened_stream(&self, link: LinkRef, line: StreamLine) -> Option<CallOutcome> {
         let (StreamPeer { receives, further }, number) = self.stream?;
-        // Tickets of the link replace the numbers and the key.
+        // Tickets of the link replace the numbers and the keys.
         let known = Acquaintance { token: 0, expected: 0, number, key: JobKey::from_bytes([0; KEY_BYTES]) };
         let (socket, is_caller) = (line.into_socket(), self.is_caller);
-        let entered = EnteredStream { number: self.number, socket, receives, known, further, is_caller };
+        let mask = TokenMask::new(&[0; 16]);
+        let entered =
+            EnteredStream { number: self.number, socket, receives, known, further, is_caller, mask };
         Some(CallOutcome::Streamed(link, Box::new(entered)))
     }
 }

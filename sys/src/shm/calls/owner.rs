@@ -47,6 +47,10 @@ impl CallTerms for RefuseAll<'_> {
         Err(("this process is busy".into(), true))
     }
 
+    fn granted(&self, _: u32) -> u64 {
+        0
+    }
+
     fn hear_from(&mut self, _: &PeerAddress) {}
 
     fn open_port(&mut self) -> Result<Address, ShmError> {
@@ -321,7 +325,7 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
         let Some(parts) = self.desk.parts.get_mut(&link) else {
             return PathResult::Failed(refusal(RefusalCode::Path, "the call is over", true));
         };
-        let (peer, own, carrier) = (parts.peer, parts.own.take(), parts.carrier);
+        let (peer, number, own, carrier) = (parts.peer, parts.number, parts.own.take(), parts.carrier);
         if carrier.is_some_and(|carrier| self.desk.is_stream(carrier)) {
             let checked = self.check_stream(&peer, answer.offers, answer.packet_bytes);
             return match checked.and_then(|offered| self.expect_stream(link, offered, answer.number)) {
@@ -340,6 +344,8 @@ impl<T: CallTerms> LinkOwner for CallOwner<'_, T> {
         };
         match met {
             Ok(joining) => {
+                // The peer may send as soon as it has the confirmation, and may make no progress after that.
+                joining.grant(self.terms.granted(number));
                 if let Some(parts) = self.desk.parts.get_mut(&link) {
                     parts.joining = Some(joining);
                 }

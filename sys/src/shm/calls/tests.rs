@@ -3,6 +3,7 @@
 mod across;
 mod shortage;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use nemesia_core::link::bytes::MOST_LINK_BYTES;
@@ -44,6 +45,8 @@ struct Terms {
     watch: Watch,
     numbers: u32,
     refusal: Option<(String, bool)>,
+    /// How often a peer was granted credit before this process has confirmed.
+    grants: Cell<u32>,
 }
 
 impl CallTerms for Terms {
@@ -55,6 +58,11 @@ impl CallTerms for Terms {
         self.numbers += 1;
         let granted = CallGrant { number: self.numbers % 8, ..CallGrant::default() };
         self.refusal.clone().map_or(Ok(granted), Err)
+    }
+
+    fn granted(&self, _: u32) -> u64 {
+        self.grants.set(self.grants.get() + 1);
+        7
     }
 
     fn hear_from(&mut self, _: &PeerAddress) {}
@@ -99,7 +107,7 @@ impl CallingProcess {
         let lent = (Arc::clone(&world), Arc::clone(&ours));
         let calls = Calls::listen(lent, (listener, door), &ranks, &mut watch).unwrap();
         calls.open_door(&watch).unwrap();
-        Self { calls, terms: Terms { watch, numbers: 0, refusal: None }, world, ours }
+        Self { calls, terms: Terms { watch, numbers: 0, refusal: None, grants: Cell::new(0) }, world, ours }
     }
 
     fn speak(&mut self, to: &Self) {
@@ -225,6 +233,10 @@ fn two_processes_are_open_to_each_other_whoever_calls() {
             let desk = &process.calls.desk;
             assert!(desk.carriers.is_empty() && desk.parts.is_empty(), "the connection is the caller's");
         }
+        // Whose call counts confirms: after that, the other one may send and make no progress any more.
+        let (one, two) = (one.terms.grants.get(), two.terms.grants.get());
+        assert_eq!(one + two, 1);
+        assert!(first == second || (one == 1) == first);
     }
 }
 

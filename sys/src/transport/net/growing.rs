@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nemesia_core::job_key::JobKey;
+use nemesia_core::link::proof::TokenMask;
 use nemesia_core::port::channel::{Acquaintance, JoinError, Token};
 use nemesia_core::port::memory::{Address, ConnectError};
 use nemesia_core::port::{PacketPort as _, PeerFault, PeerId, Polled};
@@ -60,6 +61,8 @@ pub(crate) struct EnteredStream {
     pub(crate) further: Option<Address>,
     /// Whether this process requests them, as it has called, and not the peer.
     pub(crate) is_caller: bool,
+    /// How both mask tokens in packets.
+    pub(crate) mask: TokenMask,
 }
 
 /// The peers that are connected one by one.
