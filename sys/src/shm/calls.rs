@@ -138,6 +138,9 @@ pub(crate) struct Calls {
     freed: Vec<LinkRef>,
     /// More connections may be pending.
     more: bool,
+    /// The time stands still here.
+    #[cfg(test)]
+    frozen: Option<Duration>,
 }
 
 impl Calls {
@@ -171,7 +174,16 @@ impl Calls {
         let shortage = Shortage::among(u64::from(world.size - 1));
         let desk = CallDesk::new((world, ours), (place, door, closed), shortage);
         let (freed, start) = (Vec::new(), Instant::now());
-        Ok(Self { links, desk, listener, start, freed, more: false })
+        Ok(Self {
+            links,
+            desk,
+            listener,
+            start,
+            freed,
+            more: false,
+            #[cfg(test)]
+            frozen: None,
+        })
     }
 
     /// Takes calls of other machines from now on, if this process has a place for them.
@@ -254,7 +266,17 @@ impl Calls {
     }
 
     fn now(&self) -> Duration {
+        #[cfg(test)]
+        if let Some(now) = self.frozen {
+            return now;
+        }
         self.start.elapsed()
+    }
+
+    /// Lets the time stand still, however long a slow machine takes.
+    #[cfg(test)]
+    pub(crate) fn freeze(&mut self) {
+        self.frozen = Some(self.now());
     }
 
     /// Directs our calls to another place of the network.
@@ -267,6 +289,7 @@ impl Calls {
     #[cfg(test)]
     pub(crate) fn expire(&mut self) {
         self.start = self.start.checked_sub(Duration::from_secs(5)).unwrap();
+        self.frozen = self.frozen.map(|now| now + Duration::from_secs(5));
     }
 
     /// Calls a peer, which this process knows by `number`. `rank` is its rank, if it is one of this world.

@@ -530,6 +530,8 @@ fn a_caller_that_confirms_is_not_given_up() {
 #[test]
 fn callers_that_never_confirm_give_their_places_to_others() {
     let (one, mut two) = (CallingProcess::new(), CallingProcess::new());
+    // None of them is old before all have come.
+    two.calls.freeze();
     let most = LinkLimits::new(PATIENCE).most_undecided;
     let mut silent = Vec::new();
     for number in 0..most {
